@@ -1,0 +1,1 @@
+"""The driver: it runs the phases of any GAN and knows nothing else about it."""
