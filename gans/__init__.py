@@ -1,0 +1,22 @@
+"""The models: one file a paper, found by name in the plain registry ``GANS``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gans.base import GAN, Batch, Clock, Phase
+from gans.r3gan import R3GAN
+from losses import build_loss, build_penalty
+
+GANS: dict[str, type[GAN]] = {"r3gan": R3GAN}
+"""Name (``gan=<name>``) -> class. A class has ``Options``, a dataclass with the same ``name`` as default, and is built as
+``cls(options, spec, loss, penalty)``."""
+
+
+def build(options: Any, spec: Any, loss: Mapping[str, Any], penalty: Mapping[str, Any]) -> GAN:
+    """A freshly initialised GAN for images of ``spec`` (resolution, channels, classes)."""
+    return GANS[options.name](options, spec, build_loss(loss), build_penalty(penalty))
+
+
+__all__ = ["GAN", "GANS", "Batch", "Clock", "Phase", "build"]

@@ -1,0 +1,318 @@
+"""One training step of any GAN: its phases, their gradients and updates, EMA, observation, clock.
+
+The engine is the part of the driver that decides what the weights become; trainer.py decides what is written when.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from data import to_float
+from errors import UserError
+from gans.base import GAN, Clock, Phase
+from training.batch import MicroBatch, flip
+from training.config import Config
+from training.draws import Draws, Reals, reseed_layers
+from training.ema import ema_beta, ema_copy, ema_update
+from training.optimizers import build_optimizers, optimizer_fields
+from training.processes import Processes
+from training.schedules import Schedules
+
+DTYPES = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+MAX_BAD_IN_A_ROW = 3
+
+
+class Diverged(RuntimeError):
+    """Gradients of one phase were not finite ``MAX_BAD_IN_A_ROW`` times in a row."""
+
+
+class Engine:
+    """Holds everything that a checkpoint saves and advances it by :meth:`step`."""
+
+    def __init__(self, gan: GAN, source: Any, config: Config, processes: Processes):
+        self.source, self.config, self.processes = source, config, processes
+        self.device = processes.device
+        layout = torch.channels_last if config.channels_last else torch.contiguous_format
+        self.gan = gan.to(self.device).to(memory_format=layout).train()
+        self.gan.set_precision(DTYPES[config.precision])
+        self.clock = Clock()
+        self.reals = Reals(config.seed, len(source))
+
+        self.phases = gan.phases()
+        self.sets = {name: [p for p in module.parameters()] for name, module in gan.parameter_sets().items()}
+        self._check_phases()
+        lazy = {name: [p.interval for p in self.phases if p.lazy and p.trains == name] for name in self.sets}
+        self.schedules = Schedules(self._quantities(), config.schedule, config.schedule_kimg or config.total_kimg)
+        self.optimizers = build_optimizers(config.optim, self.sets, lazy, self.device)
+        scaling = config.precision == "fp16"
+        self.scalers = {name: torch.amp.GradScaler(self.device.type, enabled=scaling) for name in self.sets}
+        self.ema = {name: ema_copy(getattr(gan, name)) for name in gan.ema_modules}
+        self.norms = [m for m in gan.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
+
+        self.bad_in_a_row = {phase.name: 0 for phase in self.phases}
+        self.totals: dict[str, Tensor] = {}  # sums of this process's part of each logged mean since the last log line
+        self.counts: dict[str, int] = {}
+        self._shared: dict[str, list[dict[str, Tensor]]] = {}
+        self._stats: dict[str, list[Tensor]] = {}  # what gan.observes names, one entry for each repeat
+        self._requiring: frozenset[str] | None = None
+        self._start_step()
+
+    # what may be asked of the engine -----------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Run every phase that is due, then once: EMA, ``observe``, the clock and what hangs on it."""
+        self._shared, self._stats = {}, {}
+        for phase in self.phases:
+            if self.clock.step % phase.interval == 0:
+                repeats = phase.repeats(self.clock) if callable(phase.repeats) else phase.repeats
+                for repeat in range(repeats):
+                    self.gradients(phase, repeat)
+                    self._update(phase)
+        self._shared = {}
+        self._average_batchnorm_statistics()
+        beta = ema_beta(self.batch_size, 1000 * self.values["ema_half_life"])
+        for name, average in self.ema.items():
+            ema_update(average, getattr(self.gan, name), beta)
+        if self.gan.observes:
+            self.gan.observe(self._reduced_stats())
+        self.clock = Clock(self.clock.step + 1, self.clock.images_seen + self.batch_size)
+        before = self.values
+        self._start_step()
+        if any(before[name] != self.values[name] for name in self.gan.resets_optimizers_on):
+            for optimizer in self.optimizers.values():
+                optimizer.reset()
+                optimizer.set_values(self.values)
+
+    def gradients(self, phase: Phase, repeat: int = 0) -> None:
+        """Leave in ``.grad`` of the set that ``phase`` trains the gradient of its loss over the global batch (scaled by
+        the set's loss scaler under fp16)."""
+        n = max(1, round(phase.batch_scale * self.batch_size))
+        key = phase.same_batch_as or phase.name
+        draws = Draws(self.config.seed, self.clock.step, key, repeat, n)
+        position = round(phase.batch_scale * self.clock.images_seen)
+        indices = self.reals.indices(key, repeat, position, n)
+        first, last = self.processes.share(n)
+        if first == last:
+            raise UserError(f"batch_size={self.batch_size}: too small to give each of {self.processes.count} processes a sample "
+                            f"in phase {phase.name} ({n} samples)")
+        chunk = self.config.micro_batch or n
+        edges = [*range(first, last, chunk), last]
+        one = len(edges) == 2
+
+        self._require_grad(frozenset({phase.trains, *(phase.keeps_graph if one else ())}))
+        parameters, scaler = self.sets[phase.trains], self.scalers[phase.trains]
+        for parameter in parameters:
+            parameter.grad = None
+        micro_batches = []
+        for i, (low, high) in enumerate(zip(edges, edges[1:], strict=False)):
+            batch = self._batch(phase, draws, indices, low, high, one, i)
+            reseed_layers(self.config.seed, self.clock.step, phase.name, repeat, low)
+            loss = self._total(phase, batch, n)
+            torch.autograd.backward(scaler.scale(loss), inputs=parameters, retain_graph=bool(phase.keeps_graph) and one)
+            micro_batches.append(batch)
+        self._shared[phase.name] = [batch.left for batch in micro_batches]
+        self._record(phase, micro_batches, n)
+        grads = [p.grad for p in parameters if p.grad is not None]
+        if not grads:
+            raise ValueError(f"phase {phase.name!r}: its loss does not depend on any parameter of {phase.trains!r}")
+        self.processes.sum_(grads)
+
+    # inside a step -----------------------------------------------------------------------------------------------------
+
+    def _start_step(self) -> None:
+        self.values = self.schedules.at(self.clock)
+        self.batch_size = max(1, round(self.values["batch_size"]))
+        self.gan.set_progress(self.clock, self.values)
+        for optimizer in self.optimizers.values():
+            optimizer.set_values(self.values)
+
+    def _quantities(self) -> dict[str, Any]:
+        config = self.config
+        numbers = {k: config.optim[k] for k in optimizer_fields(config.optim["name"]) if not isinstance(config.optim[k], bool)}
+        numbers |= {name: float(getattr(config, name)) for name in ("batch_size", "ema_half_life", "augment_strength")}
+        return numbers | dict(self.gan.schedules())
+
+    def _check_phases(self) -> None:
+        names = [phase.name for phase in self.phases]
+        if len(set(names)) != len(names):
+            raise ValueError(f"{type(self.gan).__name__}: two phases share a name in {names}")
+        seen: set[int] = set()
+        for name, parameters in self.sets.items():
+            if seen & {id(p) for p in parameters}:
+                raise ValueError(f"{type(self.gan).__name__}: a parameter of set {name!r} is also in another set")
+            seen |= {id(p) for p in parameters}
+        for i, phase in enumerate(self.phases):
+            for name in (phase.trains, *phase.keeps_graph):
+                if name not in self.sets:
+                    raise ValueError(f"phase {phase.name!r} names the parameter set {name!r}, which is none of {[*self.sets]}")
+            if phase.same_batch_as is not None:
+                earlier = {p.name: p for p in self.phases[:i]}.get(phase.same_batch_as)
+                if earlier is None or earlier.batch_scale != phase.batch_scale or (earlier.repeats, phase.repeats) != (1, 1):
+                    raise ValueError(f"phase {phase.name!r}: same_batch_as must name an earlier phase of the same batch_scale, "
+                                     "both with repeats=1")
+                if phase.interval % earlier.interval:
+                    raise ValueError(f"phase {phase.name!r} would run in steps in which {earlier.name!r} does not")
+
+    def _require_grad(self, sets: frozenset[str]) -> None:
+        if sets != self._requiring:
+            for name, parameters in self.sets.items():
+                for parameter in parameters:
+                    parameter.requires_grad_(name in sets)
+            self._requiring = sets
+
+    def _batch(self, phase: Phase, draws: Draws, indices: Tensor, low: int, high: int, one: bool, i: int) -> MicroBatch:
+        where = slice(low, high)
+        images, labels = self.source.batch(indices[where])
+        images = to_float(images)
+        if self.config.dataset.xflip:
+            images = flip(images, draws, where)
+        if self.config.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        shared = self._shared[phase.same_batch_as][i] if phase.same_batch_as else {}
+        scale = self.scalers[phase.trains].get_scale() if self.scalers[phase.trains].is_enabled() else 1.0
+        return MicroBatch(images, labels, draws, low, high, shared, keep_graph=one, grad_scale=scale)
+
+    def _total(self, phase: Phase, batch: MicroBatch, n: int) -> Tensor:
+        """The micro-batch's share of the mean loss over the global batch of n."""
+        terms = phase.loss(batch)
+        total: Tensor | float = 0.0
+        for name, term in terms.items():
+            if term.ndim > 1 or (term.ndim == 1 and term.shape[0] != len(batch)):
+                raise ValueError(f"phase {phase.name!r}: loss term {name!r} must be a scalar or ({len(batch)},), "
+                                 f"got {tuple(term.shape)}")
+            batch.report(name, term)
+            total = total + term.float().mean() * (len(batch) / n)
+        batch.report("loss", sum(t.detach().float().mean() for t in terms.values()))
+        return total
+
+    def _record(self, phase: Phase, micro_batches: list[MicroBatch], n: int) -> None:
+        for name in micro_batches[0].means:
+            mean = sum(batch.means[name] * (len(batch) / n) for batch in micro_batches)
+            full = f"{phase.name}/{name}"
+            self._add(full, mean)
+            if full in self.gan.observes:
+                self._stats.setdefault(full, []).append(mean)
+        for name in micro_batches[0].joined:
+            full = f"{phase.name}/{name}"
+            if full not in self.gan.observes:
+                raise ValueError(f"report({name!r}, reduce='cat') in phase {phase.name!r}: not among observes, nobody would see it")
+            self._stats.setdefault(full, []).append(torch.cat([batch.joined[name] for batch in micro_batches]))
+
+    def _add(self, name: str, value: Tensor) -> None:
+        """Log this process's part of a mean; the parts of all processes sum up to the mean of one phase run."""
+        if name in self.totals:
+            self.totals[name] += value
+            self.counts[name] += 1
+        else:
+            self.totals[name], self.counts[name] = value.detach().clone(), 1
+
+    def _add_alike(self, name: str, value: Tensor) -> None:
+        """Log a value that every process holds alike."""
+        self._add(name, value / self.processes.count)
+
+    def _update(self, phase: Phase) -> None:
+        optimizer, scaler = self.optimizers[phase.trains].optimizer, self.scalers[phase.trains]
+        scale = scaler.get_scale()
+        scaler.unscale_(optimizer)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.sets[phase.trains] if p.grad is not None])
+        finite = bool(torch.isfinite(norm))
+        if finite:
+            self._add_alike(f"{phase.name}/grad_norm", norm)
+            if self.config.clip_grad_norm is not None:
+                torch.nn.utils.clip_grads_with_norm_(self.sets[phase.trains], self.config.clip_grad_norm, norm)
+            scaler.step(optimizer)
+        scaler.update()
+        self._add_alike(f"{phase.name}/skipped", torch.tensor(float(not finite), device=self.device))
+        lowered = 1 <= scaler.get_scale() < scale  # an fp16 overflow that the scaler answers is no fault of the model
+        if not lowered:
+            self.bad_in_a_row[phase.name] = 0 if finite else self.bad_in_a_row[phase.name] + 1
+        if self.bad_in_a_row[phase.name] >= MAX_BAD_IN_A_ROW:
+            raise Diverged(
+                f"step {self.clock.step} ({self.clock.kimg:g} kimg), phase {phase.name}: the gradient of {self._culprit(phase)} was "
+                f"not finite {MAX_BAD_IN_A_ROW} times in a row; lower optim.lr, raise the penalty or use precision=fp32"
+            )
+        for parameter in self.sets[phase.trains]:
+            parameter.grad = None
+        if phase.after_update is not None:
+            with torch.no_grad():
+                phase.after_update()
+
+    def _culprit(self, phase: Phase) -> str:
+        module = self.gan.parameter_sets()[phase.trains]
+        for name, parameter in module.named_parameters():
+            if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
+                return f"{phase.trains}.{name}"
+        return phase.trains
+
+    def _average_batchnorm_statistics(self) -> None:
+        buffers = [b for m in self.norms for b in (m.running_mean, m.running_var)]
+        self.processes.sum_(buffers, scale=1 / self.processes.count)
+
+    def _reduced_stats(self) -> dict[str, Tensor]:
+        """What ``observes`` names: means over the global batches, or joined in their order, over all repeats."""
+        stats = {}
+        for name, repeats in self._stats.items():
+            if repeats[0].ndim:
+                joined = []
+                for part in repeats:
+                    size = torch.tensor([float(part.shape[0])], device=self.device)
+                    self.processes.sum_([size])
+                    joined.append(self.processes.gather(part, int(size)))
+                stats[name] = torch.cat(joined)
+            else:
+                mean = torch.stack(repeats).mean()
+                self.processes.sum_([mean])
+                stats[name] = mean
+        return stats
+
+    # for the log and for checkpoints -------------------------------------------------------------------------------------
+
+    def pop_means(self) -> dict[str, float]:
+        """Means over all processes of everything reported since the last call."""
+        names = sorted(self.totals)
+        means: dict[str, float] = {}
+        if names:
+            totals = torch.stack([self.totals[name] for name in names])
+            self.processes.sum_([totals])
+            means = {name: value / self.counts[name] for name, value in zip(names, totals.tolist(), strict=True)}
+        self.totals, self.counts = {}, {}
+        return means
+
+    def state(self) -> dict[str, Any]:
+        """Plain containers of everything that a resumed run needs; the same call must be made in every process."""
+        names = sorted(self.totals)
+        totals = [self.totals[name].clone() for name in names]
+        self.processes.sum_(totals)
+        return {
+            "clock": {"step": self.clock.step, "images_seen": self.clock.images_seen},
+            "gan": self.gan.state_dict(),
+            "ema": {name: module.state_dict() for name, module in self.ema.items()},
+            "optimizers": {name: o.optimizer.state_dict() for name, o in self.optimizers.items()},
+            "scalers": {name: scaler.state_dict() for name, scaler in self.scalers.items()},
+            "bad_in_a_row": dict(self.bad_in_a_row),
+            "log": {name: [float(total), self.counts[name]] for name, total in zip(names, totals, strict=True)},
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over what :meth:`state` gave."""
+        self.clock = Clock(**state["clock"])
+        self.gan.load_state_dict(state["gan"])
+        for name, module in self.ema.items():
+            module.load_state_dict(state["ema"][name])
+        for name, optimizer in self.optimizers.items():
+            optimizer.optimizer.load_state_dict(state["optimizers"][name])
+        for name, scaler in self.scalers.items():
+            if scaler.is_enabled():
+                scaler.load_state_dict(state["scalers"][name])
+        self.bad_in_a_row = dict(state["bad_in_a_row"])
+        for name, (total, count) in state["log"].items():
+            self.totals[name] = torch.tensor(total if self.processes.first else 0.0, device=self.device)
+            self.counts[name] = count
+        self._start_step()
+
+    def ema_gan(self) -> GAN:
+        """A view of the GAN with its EMA copies, for sampling."""
+        return self.gan.with_modules(self.ema)

@@ -1,0 +1,100 @@
+"""The run folder: what lies where, opening a new one, and going on in an old one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from errors import UserError
+from training import checkpoint
+from training.log import JsonLines, cut_pictures, images_of
+
+
+class RunFolder:
+    """Paths of a run: config.yaml, log.jsonl, loss.png, samples/, checkpoints/."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.config, self.log, self.losses = path / "config.yaml", path / "log.jsonl", path / "loss.png"
+        self.samples, self.checkpoints = path / "samples", path / "checkpoints"
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether a run has been started here."""
+        return self.config.exists() or self.log.exists() or any(self.checkpoints.glob("*.pt"))
+
+    def write_config(self, values: dict[str, Any]) -> None:
+        """Write config.yaml, atomically."""
+        temporary = self.config.with_name(self.config.name + checkpoint.TEMPORARY)
+        temporary.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+        os.replace(temporary, self.config)
+
+
+def _make(folder: RunFolder, option: str) -> None:
+    try:
+        for path in (folder.path, folder.samples, folder.checkpoints):
+            path.mkdir(parents=True, exist_ok=True)
+        probe = folder.path / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"{option}={folder.path}: cannot write there ({error.strerror}); give a folder that can be written") from None
+
+
+def open_new(run_dir: str | None, gan: str, dataset: str) -> RunFolder:
+    """A folder for a new run: ``run_dir``, or the first free runs/<gan>-<dataset>-<n>; refused if it holds a run."""
+    if run_dir is not None:
+        folder = RunFolder(Path(run_dir))
+        if folder.holds_run:
+            raise UserError(f"run_dir={run_dir}: holds a run already; go on with resume={run_dir}, or give another folder")
+        _make(folder, "run_dir")
+        return folder
+    n = 0
+    while True:
+        folder = RunFolder(Path("runs") / f"{gan}-{dataset}-{n}")
+        try:
+            folder.path.parent.mkdir(parents=True, exist_ok=True)
+            folder.path.mkdir()
+        except FileExistsError:
+            n += 1
+            continue
+        except OSError as error:
+            raise UserError(f"run_dir={folder.path}: cannot write there ({error.strerror}); set run_dir=…") from None
+        _make(folder, "run_dir")
+        return folder
+
+
+def find_resumed(resume: str, run_dir: str | None) -> tuple[RunFolder, Path | None]:
+    """(run folder, checkpoint to go on from, or None if it was killed before the first one)."""
+    path = Path(resume)
+    if path.is_file():
+        if path.parent.name != "checkpoints":
+            raise UserError(f"resume={resume}: a checkpoint outside a run's checkpoints folder; give the run folder")
+        folder, start = RunFolder(path.parent.parent), path
+    elif path.is_dir():
+        folder = RunFolder(path)
+        latest = folder.checkpoints / "latest.pt"
+        start = latest if latest.exists() else None
+        if start is None and not folder.config.exists():
+            raise UserError(f"resume={resume}: holds no run (neither config.yaml nor checkpoints/latest.pt)")
+    else:
+        raise UserError(f"resume={resume}: no such run folder or checkpoint")
+    if run_dir is not None and Path(run_dir).resolve() != folder.path.resolve():
+        raise UserError(f"run_dir={run_dir}: a resumed run goes on in its own folder {folder.path}; leave run_dir out")
+    return folder, start
+
+
+def cut_back(folder: RunFolder, step: int, images_seen: int) -> None:
+    """Drop what lies past the checkpoint that the run goes on from, and what a kill left half written."""
+    _make(folder, "resume")
+    checkpoint.clean(folder.checkpoints)
+    checkpoint.clean(folder.samples)
+    if folder.log.exists():
+        JsonLines.cut(folder.log, step)
+    cut_pictures(folder.samples, images_seen / 1000)
+    for path in folder.checkpoints.glob("kimg*.pt"):
+        if images_of(path) > images_seen:
+            path.unlink()

@@ -1,0 +1,151 @@
+"""What ``train.py`` calls: from checked options to a finished run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import yaml
+
+import data
+import gans
+from errors import UserError
+from training import checkpoint
+from training.cli import Arguments
+from training.config import Config, build_config, check_resume, flatten
+from training.draws import key
+from training.engine import Diverged
+from training.folder import RunFolder, find_resumed, open_new
+from training.processes import Processes
+from training.trainer import Stopped, Trainer
+
+
+def train(values: dict[str, Any], arguments: Arguments) -> int:
+    """Train by composed ``values``; the exit status: 0 done, 1 diverged, 130/143 stopped by a signal."""
+    if values.get("resume"):
+        config, folder, start = _resumed(values, arguments)
+        left_out: list[str] = []
+    else:
+        config, left_out = build_config(values, arguments.explicit, arguments.chosen)
+        folder, start = None, None
+    if config.schedule_kimg is None:
+        config.schedule_kimg = config.total_kimg
+
+    processes = Processes(config.device)
+    try:
+        _set_backends(config)
+        source, gan = build(config)
+        left_out += _drop_foreign_schedules(config, gan, arguments)
+        if left_out and processes.first:
+            print(f"left out, since the chosen parts have no such options: {', '.join(left_out)}")
+        if start is not None and start["content_hash"] != source.content_hash:
+            raise UserError(f"dataset.path={config.dataset.path}: the images or labels are not those that the run was started with")
+        if folder is None:
+            folder = _new_folder(config, processes)
+        trainer = Trainer(gan, source, config, processes, folder, start)
+        return _run(trainer)
+    finally:
+        processes.close()
+
+
+def build(config: Config) -> tuple[data.DataSource, gans.GAN]:
+    """Data and a freshly initialised GAN, the same in every process."""
+    source = data.build(config.dataset)
+    torch.manual_seed(key(config.seed, "init"))
+    gan = gans.build(config.gan, source.spec, config.loss, config.penalty)
+    data.require(source, batch_size=config.batch_size)
+    return source, gan
+
+
+def _run(trainer: Trainer) -> int:
+    try:
+        trainer.run()
+    except Diverged as error:
+        print(f"error: training diverged at {error}; go on from the last checkpoint with resume={trainer.folder.path}", file=sys.stderr)
+        return 1
+    except (Stopped, KeyboardInterrupt) as error:
+        print(f"{error or 'stopped at once'}; go on with: python train.py resume={trainer.folder.path}", file=sys.stderr)
+        return 128 + (trainer._stop_signal or 2)
+    return 0
+
+
+def _new_folder(config: Config, processes: Processes) -> RunFolder:
+    problem: str | None = None
+    path: Any = None
+    if processes.first:
+        try:
+            path = open_new(config.run_dir, config.gan.name, config.dataset.name).path
+        except UserError as error:
+            problem = str(error)
+    path, problem = processes.broadcast((path, problem))
+    if problem:
+        raise UserError(problem)
+    return RunFolder(path)
+
+
+def _resumed(values: Mapping[str, Any], arguments: Arguments) -> tuple[Config, RunFolder, dict[str, Any] | None]:
+    """The stored config with what the user typed applied, if that may change."""
+    folder, path = find_resumed(str(values["resume"]), values.get("run_dir"))
+    if path is not None:
+        start = checkpoint.load(path)
+        stored = start["config"]
+    else:
+        start, stored = None, yaml.safe_load(folder.config.read_text())
+    for group, choice in arguments.chosen.items():
+        now = (values.get(group) or {}).get("name")
+        before = (stored.get(group) or {}).get("name")
+        if now != before:
+            raise UserError(f"{group}={choice}: the run was started with {group}={before}, which cannot change on resume")
+    wanted = _copy(stored)
+    typed = flatten(values)
+    for name in arguments.explicit:
+        if name in ("resume", "run_dir"):
+            continue
+        for full in [f for f in typed if f == name or f.startswith(f"{name}.")] or [name]:
+            _put(wanted, full.split("."), typed.get(full))
+    config, _ = build_config(wanted, arguments.explicit)
+    check_resume(stored, config)
+    return config, folder, start
+
+
+def _copy(values: Any) -> Any:
+    return {k: _copy(v) for k, v in values.items()} if isinstance(values, Mapping) else values
+
+
+def _put(values: dict[str, Any], path: list[str], value: Any) -> None:
+    for part in path[:-1]:
+        inner = values.setdefault(part, {})
+        if not isinstance(inner, dict):
+            inner = values[part] = {}
+        values = inner
+    values[path[-1]] = value
+
+
+def _drop_foreign_schedules(config: Config, gan: gans.GAN, arguments: Arguments) -> list[str]:
+    """Leave out a recipe's schedules of quantities that the user's choice of parts does not have."""
+    from training.optimizers import optimizer_fields
+
+    if not set(arguments.chosen) & {"loss", "penalty", "optim"}:
+        return []
+    known = {*optimizer_fields(config.optim["name"]), "batch_size", "ema_half_life", "augment_strength", *gan.schedules()}
+    typed = [e for e in arguments.explicit if e.startswith("schedule.")]
+    foreign = [
+        name for name in config.schedule
+        if name not in known and not any(e == f"schedule.{name}" or e.startswith(f"schedule.{name}.") for e in typed)
+    ]  # fmt: skip
+    for name in foreign:
+        del config.schedule[name]
+    return [f"schedule.{name}" for name in foreign]
+
+
+def _set_backends(config: Config) -> None:
+    tf32 = config.precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cudnn.benchmark = not config.deterministic
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(config.deterministic, warn_only=True)

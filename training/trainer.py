@@ -1,0 +1,302 @@
+"""The loop of a run: steps, and what is written when. Reads top to bottom; the numbers are made in engine.py."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from data import Spec
+from gans.base import GAN
+from training import checkpoint
+from training.config import Config, plain
+from training.engine import Engine
+from training.evaluation import evaluator
+from training.folder import RunFolder, cut_back
+from training.log import JsonLines, kimg_name
+from training.loggers import build_loggers
+from training.pictures import save_grid
+from training.plots import plot_losses
+from training.processes import Processes
+from training.progress import Progress
+from training.sampling import grid_samples
+
+
+class Stopped(Exception):
+    """The run was asked to stop (Ctrl-C, SIGTERM) and has saved a checkpoint."""
+
+
+class Trainer:
+    """Trains ``gan`` on ``source`` in ``folder`` until ``config.total_kimg``, from ``start`` (a checkpoint's content) if given."""
+
+    def __init__(
+        self,
+        gan: GAN,
+        source: Any,
+        config: Config,
+        processes: Processes,
+        folder: RunFolder,
+        start: dict[str, Any] | None = None,
+    ):
+        self.config, self.processes, self.folder = config, processes, folder
+        self.spec: Spec = source.spec
+        self.content_hash = source.content_hash
+        self.source = source.to(processes.device)
+        self.engine = Engine(gan, self.source, config, processes)
+        self.best: float | None = None
+        self.resumed = start is not None
+        if start is not None:
+            self.engine.load_state(start)
+            self.best = start["best"]
+        self.total_images = round(1000 * config.total_kimg)
+        self.evaluate = evaluator(gan, self.spec) if config.eval.samples else None
+        self.last_results: dict[str, float] = {}
+        self.uncertain: set[str] = set()  # operations without a deterministic kernel
+        self._stop_signal: int | None = None
+
+    def run(self) -> None:
+        """Train, writing as the config says. Diverged and Stopped leave the run folder in a state to go on from."""
+        engine, config, first = self.engine, self.config, self.processes.first
+        if first:
+            self._open()
+        else:
+            self.progress = Progress(0, 0, disable=True)
+        self._say_once()
+        if engine.clock.step == 0:
+            self._pictures()
+            self._save()
+        self._mark_time()
+
+        with self._signals(), self._watch_determinism():
+            while engine.clock.images_seen < self.total_images:
+                before = engine.clock
+                engine.step()
+                now, last = engine.clock, engine.clock.images_seen >= self.total_images
+
+                def due(every_kimg: float, before: int = before.images_seen, now: int = now.images_seen, last: bool = last) -> bool:
+                    return last or bool(every_kimg) and now // (1000 * every_kimg) > before // (1000 * every_kimg)
+
+                stop = self._stop_signal is not None and self.processes.count == 1
+                if due(config.log.every_kimg):
+                    self._log()
+                if due(config.sample.every_kimg):
+                    self._pictures()
+                evaluated = self.evaluate is not None and due(config.eval.every_kimg)
+                best = self._evaluate() if evaluated else False
+                if due(config.checkpoint.every_kimg) or evaluated or stop:
+                    self._save(best)
+                if first:
+                    self.progress.update(now.images_seen, **self._postfix())
+                if stop and not last:
+                    raise Stopped(f"stopped at {now.kimg:g} kimg by signal {self._stop_signal}")
+        self._finish()
+
+    # what is written -----------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        clock = self.engine.clock
+        if self.resumed:
+            cut_back(self.folder, clock.step, clock.images_seen)
+        else:
+            checkpoint.clean(self.folder.checkpoints)
+        self.folder.write_config(plain(self.config))
+        self.log = JsonLines(self.folder.log)
+        self.progress = Progress(self.total_images, clock.images_seen, disable=os.environ.get("TERM") == "dumb")
+        self.loggers = build_loggers(
+            self.config.logger, self.folder.path, plain(self.config), resume=self.resumed, say=self.progress.write
+        )
+
+    def _log(self) -> None:
+        engine = self.engine
+        means = engine.pop_means()
+        now = time.perf_counter()
+        images = engine.clock.images_seen - self._marked_images
+        seconds = max(now - self._marked, 1e-9)
+        line: dict[str, Any] = {
+            "step": engine.clock.step,
+            "images_seen": engine.clock.images_seen,
+            "kimg": engine.clock.kimg,
+            "sec_per_kimg": 1000 * seconds / max(images, 1),
+            "images_per_sec": images / seconds,
+            "memory_gb": memory_gb(self.processes.device),
+            **means,
+            **{f"value/{name}": value for name, value in engine.values.items()},
+        }
+        self._write(line)
+        self.last_means = means
+        self._mark_time()
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self.processes.first:
+            self.log.write(line)
+            for logger in self.loggers:
+                logger.scalars(line["step"], line["images_seen"], {k: v for k, v in line.items() if k != "step"})
+
+    def _pictures(self) -> None:
+        if self.processes.first:
+            with self._untimed():
+                engine, options = self.engine, self.config.sample
+                images, titles = grid_samples(
+                    engine.ema_gan(), self.spec, self.config.seed, options.rows, options.columns, self.processes.device
+                )
+                path = self.folder.samples / f"{kimg_name(engine.clock.images_seen)}.png"
+                save_grid(path, images, options.columns, row_titles=titles)
+                for logger in self.loggers:
+                    logger.picture("samples", path, engine.clock.images_seen)
+        self.processes.wait()
+
+    def _evaluate(self) -> bool:
+        """Measure the EMA samples; whether they are the best so far."""
+        best = False
+        if self.processes.first:
+            with self._untimed():
+                engine, config = self.engine, self.config
+                results = self.evaluate(engine.ema_gan(), self.spec, config.seed, config.eval.samples, self.processes.device)
+            self.last_results = results
+            clock = engine.clock
+            self._write({
+                "step": clock.step, "images_seen": clock.images_seen, "kimg": clock.kimg,
+                **{f"eval/{name}": value for name, value in results.items()},
+            })  # fmt: skip
+            value = next(iter(results.values()))
+            best = self.best is None or value > self.best
+            if best:
+                self.best = value
+        self.processes.wait()
+        return best
+
+    def _save(self, best: bool = False) -> None:
+        state = self.engine.state()
+        if self.processes.first:
+            with self._untimed():
+                bad = checkpoint.nonfinite({"gan": state["gan"], "ema": state["ema"]})
+                if bad is None:
+                    state |= {
+                        "config": plain(self.config),
+                        "spec": {**vars(self.spec), "class_names": list(self.spec.class_names)},
+                        "content_hash": self.content_hash,
+                        "values": dict(self.engine.values),
+                        "best": self.best,
+                    }
+                    checkpoint.save(self.folder.checkpoints, checkpoint.to_cpu(state), self.config.checkpoint.keep, best)
+                else:
+                    self.progress.write(f"no checkpoint at {self.engine.clock.kimg:g} kimg: {bad} is not finite")
+        self.processes.wait()
+
+    def _finish(self) -> None:
+        if not self.processes.first:
+            return
+        plot_losses(JsonLines.read(self.folder.log), self.folder.losses)
+        for logger in self.loggers:
+            logger.picture("loss", self.folder.losses, self.engine.clock.images_seen)
+            logger.close()
+        self.log.close()
+        self.progress.close()
+        if self.config.deterministic:
+            found = ", ".join(sorted(self.uncertain)) or "none"
+            print(f"operations without a deterministic kernel: {found}")
+        for name, value in self.last_results.items():
+            print(f"eval/{name}: {value:.4f} ({self.config.eval.samples} samples, EMA weights)")
+        folder = self.folder
+        last = f"{kimg_name(self.engine.clock.images_seen)}.png"
+        print(f"done: {self.engine.clock.kimg:g} kimg in {self.engine.clock.step} steps")
+        for title, path in (
+            ("samples", folder.samples / last), ("curves", folder.losses), ("log", folder.log),
+            ("config", folder.config), ("checkpoint", folder.checkpoints / "latest.pt"),
+        ):  # fmt: skip
+            if path.exists():
+                print(f"  {title:<10} {path}")
+        print(f"sample from it: python sample.py checkpoint={folder.path}")
+
+    # small things --------------------------------------------------------------------------------------------------------
+
+    def _postfix(self) -> dict[str, float]:
+        """Two or three numbers beside the bar: the losses of the last log line."""
+        means = getattr(self, "last_means", {})
+        return {name.split("/")[0]: value for name, value in means.items() if name.endswith("/loss")}
+
+    def _mark_time(self) -> None:
+        self._marked, self._marked_images = time.perf_counter(), self.engine.clock.images_seen
+
+    @contextlib.contextmanager
+    def _untimed(self):
+        """Keep pictures, evaluation and saving out of images/s."""
+        began = time.perf_counter()
+        yield
+        if hasattr(self, "_marked"):
+            self._marked += time.perf_counter() - began
+
+    def _say_once(self) -> None:
+        if not self.processes.first:
+            return
+        engine, say = self.engine, self.progress.write
+        sizes = ", ".join(f"{name} {sum(p.numel() for p in ps):,}" for name, ps in engine.sets.items())
+        say(f"{self.config.gan.name} on {self.spec.name} ({len(self.source):,} images, {self.spec.resolution} px, "
+            f"{self.spec.channels} channel{'s' if self.spec.channels > 1 else ''}, {self.spec.classes} classes), "
+            f"parameters: {sizes}; {self.processes.device}, {self.config.precision}")
+        say(f"run folder: {self.folder.path}" + (f", resumed at {engine.clock.kimg:g} kimg" if self.resumed else ""))
+        split = self.processes.count > 1 or (self.config.micro_batch or engine.batch_size) < engine.batch_size
+        coupled = [
+            name for name, m in engine.gan.named_modules()
+            if isinstance(m, nn.modules.batchnorm._BatchNorm) or getattr(m, "batch_coupled", False)
+        ]  # fmt: skip
+        if split and coupled:
+            say(f"batch-coupled layers see one micro-batch of one process at a time: {', '.join(coupled)}")
+        if "augment_strength" in self.config.schedule or self.config.augment_strength:
+            say("augmentation strength is scheduled, but there is no augmentation pipe yet: images pass unchanged")
+
+    @contextlib.contextmanager
+    def _signals(self):
+        """Ctrl-C and SIGTERM finish the step and save; a second one ends at once."""
+
+        def ask(number: int, _: Any) -> None:
+            if self._stop_signal is not None:
+                raise KeyboardInterrupt
+            self._stop_signal = number
+            print("stopping after this step (again to stop at once) …", file=sys.stderr)
+
+        old: dict[int, Any] = {}
+        if self.processes.count == 1:
+            with contextlib.suppress(ValueError):  # only a main thread may set handlers
+                old = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def _watch_determinism(self):
+        if not self.config.deterministic:
+            yield
+            return
+        show: Callable = warnings.showwarning
+
+        def note(message: Any, *rest: Any, **more: Any) -> None:
+            text = str(message)
+            if "does not have a deterministic implementation" in text:
+                self.uncertain.add(text.split()[0])
+            else:
+                show(message, *rest, **more)
+
+        with warnings.catch_warnings():
+            warnings.filterwarnings("always", message=".*does not have a deterministic implementation.*")
+            warnings.showwarning = note
+            yield
+
+
+def memory_gb(device: torch.device) -> float:
+    """Peak memory in GB: of the device's allocator on CUDA, of the process elsewhere."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e9 if sys.platform == "darwin" else peak / 1e6
