@@ -126,7 +126,9 @@ def test_names_sort_are_unique_and_tell_their_count():
     assert images_of("kimg00020.512-ema.pt") == 20_512 and images_of("kimg00020-ema.png") == 20_000
 
 
-@pytest.mark.parametrize("name", ["latest.pt", "kimg", "kimg20", "kimg00020.5.png", "kimg00020.5123", "xkimg00020", "kimg00020.051.2"])
+@pytest.mark.parametrize(
+    "name", ["latest.pt", "kimg", "kimg20", "kimg00020.5.png", "kimg00020.5123", "xkimg00020", "kimg00020.051.2"]
+)
 def test_other_names_are_refused(name):
     with pytest.raises(ValueError, match="not a name like"):
         images_of(name)

@@ -54,7 +54,7 @@ def build_loggers(
         return []
     for name in names:
         if name == "none":
-            raise UserError(f"logger: 'none' does not go with {', '.join(n for n in names if n != 'none')}; name one or the other")
+            raise UserError(f"logger: 'none' stands beside {', '.join(n for n in names if n != 'none')}; name one or the other")
         if name not in _BACKENDS:
             raise UserError(f"logger: unknown '{name}'; {nearest(name, [*_BACKENDS, 'none'])}")
     loggers = []
@@ -122,7 +122,8 @@ class _TensorBoard:
     def scalars(self, step: int, images_seen: int, values: Mapping[str, float]) -> None:
         writer = self._writer_at(images_seen)
         for name, value in {"step": step, **values}.items():
-            writer.add_scalar(name, value, images_seen)
+            if name not in ("images_seen", "kimg"):  # the x axis
+                writer.add_scalar(name, value, images_seen)
 
     def picture(self, name: str, path: Path, images_seen: int) -> None:
         with Image.open(path) as image:

@@ -37,7 +37,7 @@ class Progress:
 
     def __init__(self, total_images: int, start_images: int = 0, disable: bool = False):
         self.start = start_images
-        self.total = max(total_images, start_images)
+        self.total = max(total_images, start_images, 1)
         self.seen = start_images
         self._postfix = ""
         self._began = self._last_time = time.monotonic()
@@ -57,7 +57,7 @@ class Progress:
             self._postfix = ", ".join(f"{name} {_short(value)}" for name, value in postfix.items())
         if self._bar is not None:
             self._bar.set_postfix_str(self._postfix, refresh=False)
-            self._bar.update(images_seen / 1000 - self._bar.n)
+            self._bar.update(min(images_seen, self.total) / 1000 - self._bar.n)
             return
         now, tenth = time.monotonic(), self._tenth(images_seen)
         if tenth > self._last_tenth or now - self._last_time >= LINE_EVERY:
@@ -85,7 +85,7 @@ class Progress:
     def _print_line(self, now: float) -> None:
         self._printed = self.seen
         rate = (self.seen - self.start) / max(now - self._began, 1e-9)
-        percent = min(100 * self.seen / self.total, 100) if self.total else 100
+        percent = min(100 * self.seen / self.total, 100)
         left = tqdm.format_interval(max(self.total - self.seen, 0) / rate) if rate > 0 else "?"
         line = f"{_kimg(self.seen)}/{_kimg(self.total)} kimg ({percent:.0f}%), {rate:,.0f} images/s, {left} left"
         print(line + (f", {self._postfix}" if self._postfix else ""), file=sys.stderr, flush=True)
