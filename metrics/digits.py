@@ -18,7 +18,7 @@ from data import DatasetOptions, build, to_float
 RESOLUTION = 16
 TRAIN_SHARE = 0.8
 SEED = 0
-STEPS, BATCH, LR = 700, 64, 3e-3
+STEPS, BATCH, LR = 400, 64, 3e-3
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, what "gray" means in image libraries
 
 
