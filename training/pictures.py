@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import zipfile
+from bisect import bisect_right
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -168,9 +169,8 @@ def _wrap(text: str, font: ImageFont.ImageFont | ImageFont.FreeTypeFont, width: 
 def _shorten(line: str, font: ImageFont.ImageFont | ImageFont.FreeTypeFont, width: int) -> str:
     if font.getlength(line) <= width:
         return line
-    while line and font.getlength(line + "...") > width:
-        line = line[:-1]
-    return line.rstrip() + "..."
+    fits = bisect_right(range(len(line)), width, key=lambda letters: font.getlength(line[:letters] + "...")) - 1
+    return line[: max(fits, 0)].rstrip() + "..."
 
 
 def _save_png(image: Image.Image, path: Path) -> Path:

@@ -125,7 +125,7 @@ def _panels(lines: list[Mapping[str, Any]]) -> tuple[list[_Panel], dict[str, flo
         if total is not None and not (len(panel.series) == 1 and np.allclose(*panel.series.values(), total, equal_nan=True)):
             panel.series["loss (sum)"] = total
     found = [*losses.values(), logits, shares, penalties, norms, skipped, rates, *values, *metrics, unit_metrics, speed]
-    return [panel for panel in found if panel.series], constants
+    return [p for p in found if any(not p.log or np.nanmax(y) > 0 for y in p.series.values())], constants
 
 
 def _curves(lines: list[Mapping[str, Any]]) -> dict[str, np.ndarray]:
