@@ -18,6 +18,7 @@ from errors import UserError, nearest
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 PATHS = ("run_dir", "resume", "dataset.path", "dataset.download_dir")
+TEXT = ("checkpoint", "out", "device")  # never numbers, even if they look like one
 HYDRA_FLAGS = ("-m", "--multirun", "--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version", "--resolve")
 
 
@@ -114,6 +115,30 @@ def main(job: Callable[[dict[str, Any], Arguments], int | None], argv: Sequence[
     if not any(f.split("=")[0] in HYDRA_FLAGS for f in flags):
         return guard(once)
     return guard(lambda: _through_hydra(job, argv))
+
+
+def simple_main(job: Callable[[dict[str, Any]], int | None], usage: str, argv: Sequence[str] | None = None) -> int:
+    """Entry point of a script with a flat list of ``option=value``; ``--help`` prints ``usage``."""
+    import yaml
+
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if any(a in ("-h", "--help") for a in argv):
+        print(usage)
+        return 0
+
+    def once() -> int | None:
+        values: dict[str, Any] = {}
+        for argument in argv:
+            name, equals, value = argument.lstrip("+").partition("=")
+            if not equals or not name.isidentifier():
+                raise UserError(f"{argument}: arguments have the form option=value, for example seed=1")
+            try:
+                values[name] = value if name in TEXT else yaml.safe_load(value)
+            except yaml.YAMLError:
+                values[name] = value
+        return job(values)
+
+    return guard(once)
 
 
 def _through_hydra(job: Callable[[dict[str, Any], Arguments], int | None], argv: list[str]) -> int:

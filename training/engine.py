@@ -198,7 +198,7 @@ class Engine:
         for name in micro_batches[0].joined:
             full = f"{phase.name}/{name}"
             if full not in self.gan.observes:
-                raise ValueError(f"report({name!r}, reduce='cat') in phase {phase.name!r}: not among observes, nobody would see it")
+                raise ValueError(f"report({name!r}, reduce='cat') in phase {phase.name!r}: not among observes")
             self._stats.setdefault(full, []).append(torch.cat([batch.joined[name] for batch in micro_batches]))
 
     def _add(self, name: str, value: Tensor) -> None:
@@ -231,8 +231,8 @@ class Engine:
             self.bad_in_a_row[phase.name] = 0 if finite else self.bad_in_a_row[phase.name] + 1
         if self.bad_in_a_row[phase.name] >= MAX_BAD_IN_A_ROW:
             raise Diverged(
-                f"step {self.clock.step} ({self.clock.kimg:g} kimg), phase {phase.name}: the gradient of {self._culprit(phase)} was "
-                f"not finite {MAX_BAD_IN_A_ROW} times in a row; lower optim.lr, raise the penalty or use precision=fp32"
+                f"step {self.clock.step} ({self.clock.kimg:g} kimg), phase {phase.name}: the gradient of {self._culprit(phase)} "
+                f"was not finite {MAX_BAD_IN_A_ROW} times in a row; lower optim.lr, raise the penalty or use precision=fp32"
             )
         for parameter in self.sets[phase.trains]:
             parameter.grad = None

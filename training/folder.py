@@ -41,7 +41,7 @@ def _make(folder: RunFolder, option: str) -> None:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise UserError(f"{option}={folder.path}: cannot write there ({error.strerror}); give a folder that can be written") from None
+        raise UserError(f"{option}={folder.path}: cannot write there ({error.strerror}); give another folder") from None
 
 
 def open_new(run_dir: str | None, gan: str, dataset: str) -> RunFolder:

@@ -42,7 +42,7 @@ def train(values: dict[str, Any], arguments: Arguments) -> int:
         if left_out and processes.first:
             print(f"left out, since the chosen parts have no such options: {', '.join(left_out)}")
         if start is not None and start["content_hash"] != source.content_hash:
-            raise UserError(f"dataset.path={config.dataset.path}: the images or labels are not those that the run was started with")
+            raise UserError(f"dataset.path={config.dataset.path}: not the images and labels that the run was started with")
         if folder is None:
             folder = _new_folder(config, processes)
         trainer = Trainer(gan, source, config, processes, folder, start)
@@ -64,7 +64,7 @@ def _run(trainer: Trainer) -> int:
     try:
         trainer.run()
     except Diverged as error:
-        print(f"error: training diverged at {error}; go on from the last checkpoint with resume={trainer.folder.path}", file=sys.stderr)
+        print(f"error: training diverged at {error}; the last checkpoint is in {trainer.folder.path}", file=sys.stderr)
         return 1
     except (Stopped, KeyboardInterrupt) as error:
         print(f"{error or 'stopped at once'}; go on with: python train.py resume={trainer.folder.path}", file=sys.stderr)

@@ -48,7 +48,9 @@ def sample_labels(classes: int, first: int, n: int, wanted: Sequence[int] | None
     return chosen[torch.arange(first, first + n) % len(chosen)]
 
 
-def grid_samples(gan: GAN, spec: Spec, seed: int, rows: int, columns: int, device: torch.device) -> tuple[Tensor, list[str] | None]:
+def grid_samples(
+    gan: GAN, spec: Spec, seed: int, rows: int, columns: int, device: torch.device
+) -> tuple[Tensor, list[str] | None]:
     """(images (r * columns, …), row titles) of the run's fixed latents; conditional models have a row a class."""
     labels, titles = None, None
     if gan.conditional:

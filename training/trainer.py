@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from data import Spec
-from gans.base import GAN
+from gans.base import GAN, Clock
 from training import checkpoint
 from training.config import Config, plain
 from training.engine import Engine
@@ -36,7 +36,7 @@ class Stopped(Exception):
 
 
 class Trainer:
-    """Trains ``gan`` on ``source`` in ``folder`` until ``config.total_kimg``, from ``start`` (a checkpoint's content) if given."""
+    """Trains ``gan`` on ``source`` in ``folder`` until ``config.total_kimg``; ``start``: a checkpoint's content to go on from."""
 
     def __init__(
         self,
@@ -82,8 +82,8 @@ class Trainer:
                 engine.step()
                 now, last = engine.clock, engine.clock.images_seen >= self.total_images
 
-                def due(every_kimg: float, before: int = before.images_seen, now: int = now.images_seen, last: bool = last) -> bool:
-                    return last or bool(every_kimg) and now // (1000 * every_kimg) > before // (1000 * every_kimg)
+                def due(every_kimg: float, before: Clock = before, now: Clock = now, last: bool = last) -> bool:
+                    return last or bool(every_kimg) and now.kimg // every_kimg > before.kimg // every_kimg
 
                 stop = self._stop_signal is not None and self.processes.count == 1
                 if due(config.log.every_kimg):

@@ -1,0 +1,118 @@
+"""What ``sample.py`` calls: pictures and sets of images from a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from errors import UserError, nearest
+from training.config import typed
+from training.draws import latents
+from training.pictures import ImageFolderWriter, NpzWriter, save_grid
+from training.processes import pick_device
+from training.sampling import Loaded, class_titles, generate, grid_labels, load_gan, sample_labels
+
+ROWS = 10  # classes in a grid when the user names none
+
+
+@dataclass
+class SampleScriptOptions:
+    """Options of sample.py.
+
+    checkpoint  a run folder (its checkpoints/latest.pt) or a checkpoint file.
+    n           images; a grid of a conditional model rounds it up to whole rows.
+    seed        image i is a function of (seed, i, its label) alone.
+    labels      class numbers; default: all (a grid shows at most ten). A row a class, or in turn.
+    out         picture.png: a grid; a folder: n PNGs; set.npz: one array. Default: sample.png.
+    weights     ema or raw.
+    batch_size  images at once; does not change them.
+    device      auto, cpu, cuda, cuda:<n>, mps.
+    """
+
+    checkpoint: str | None = None
+    n: int = 64
+    seed: int = 0
+    labels: list[int] = field(default_factory=list)
+    out: str = "sample.png"
+    weights: str = "ema"
+    batch_size: int = 64
+    device: str = "auto"
+
+
+def sample(values: dict[str, Any]) -> int:
+    """Draw and write what ``values`` (see :class:`SampleScriptOptions`) ask for."""
+    options = _checked(values)
+    device = pick_device(options.device)
+    loaded = load_gan(options.checkpoint, device, options.weights)
+    _check_labels(options, loaded)
+    out = Path(options.out).expanduser()
+    if out.suffix.lower() == ".png":
+        _grid(options, loaded, device, out)
+    elif out.suffix and out.suffix.lower() != ".npz":
+        raise UserError(f"out={options.out}: a name ending in .png (a grid) or .npz, or a folder, is expected")
+    else:
+        _images(options, loaded, device, out)
+    return 0
+
+
+def _checked(values: dict[str, Any]) -> SampleScriptOptions:
+    labels = values.get("labels")
+    if isinstance(labels, int) and not isinstance(labels, bool):
+        values = {**values, "labels": [labels]}
+    elif isinstance(labels, str):
+        values = {**values, "labels": [int(part) if part.strip().isdigit() else part for part in labels.split(",") if part]}
+    options: SampleScriptOptions = typed(SampleScriptOptions, values, "")
+    if options.checkpoint is None:
+        raise UserError("checkpoint: not given; checkpoint=<a run folder or a checkpoint file> is needed")
+    for name in ("n", "batch_size"):
+        if getattr(options, name) < 1:
+            raise UserError(f"{name}={getattr(options, name)}: must be at least 1")
+    if options.weights not in ("ema", "raw"):
+        raise UserError(f"weights={options.weights}: unknown, {nearest(options.weights, ['ema', 'raw'])}")
+    return options
+
+
+def _check_labels(options: SampleScriptOptions, loaded: Loaded) -> None:
+    if options.labels and not loaded.gan.conditional:
+        raise UserError(f"labels={options.labels}: this model is not class-conditional; leave labels out")
+    bad = [label for label in options.labels if not 0 <= label < loaded.spec.classes]
+    if bad:
+        raise UserError(f"labels={bad[0]}: outside 0 … {loaded.spec.classes - 1}, the classes of {loaded.spec.name}")
+
+
+def _grid(options: SampleScriptOptions, loaded: Loaded, device: torch.device, out: Path) -> None:
+    gan, spec = loaded.gan, loaded.spec
+    if gan.conditional:
+        classes = len(options.labels) or min(spec.classes, ROWS)
+        columns = -(-options.n // classes)
+        labels, chosen = grid_labels(spec.classes, classes, columns, options.labels)
+        n, titles = len(labels), class_titles(spec, chosen)
+    else:
+        n, columns, labels, titles = options.n, max(1, round(options.n**0.5)), None, None
+    z = latents(options.seed, 0, n, gan.z_dim)
+    images = torch.cat(list(generate(gan, z, labels, device, options.batch_size)))
+    try:
+        save_grid(out, images, columns, row_titles=titles)
+    except OSError as error:
+        raise UserError(f"out={out}: cannot write there ({error.strerror})") from None
+    print(f"{n} images at {loaded.clock.kimg:g} kimg ({options.weights} weights, seed {options.seed}): {out}")
+
+
+def _images(options: SampleScriptOptions, loaded: Loaded, device: torch.device, out: Path) -> None:
+    gan = loaded.gan
+    try:
+        writer = NpzWriter(out) if out.suffix else ImageFolderWriter(out)
+        with writer, tqdm(total=options.n, unit="images", disable=None) as bar:
+            for first in range(0, options.n, options.batch_size):
+                n = min(options.batch_size, options.n - first)
+                labels = sample_labels(loaded.spec.classes, first, n, options.labels) if gan.conditional else None
+                z = latents(options.seed, first, n, gan.z_dim)
+                writer.write(torch.cat(list(generate(gan, z, labels, device, options.batch_size))), labels)
+                bar.update(n)
+    except OSError as error:
+        raise UserError(f"out={out}: cannot write there ({error.strerror})") from None
+    print(f"{options.n} images at {loaded.clock.kimg:g} kimg ({options.weights} weights, seed {options.seed}): {out}")
