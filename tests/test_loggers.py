@@ -17,7 +17,7 @@ CONFIG = {"gan": {"name": "r3gan"}, "seed": 0}
 @pytest.fixture
 def picture(tmp_path):
     path = tmp_path / "kimg00001.png"
-    Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3)).save(path)
+    Image.fromarray(np.arange(60, dtype=np.uint8).reshape(4, 5, 3)).save(path)
     return path
 
 
@@ -127,7 +127,7 @@ def test_tensorboard_holds_scalars_and_pictures_over_images_seen(run_dir, pictur
     assert sorted(found.Tags()["scalars"]) == ["d/loss", "d/r1", "n", "step"]
     assert [(e.step, e.value) for e in found.Scalars("d/loss")] == [(0, 0.0), (64, 0.5), (128, 1.0)]
     (image,) = found.Images("samples")
-    assert (image.step, image.width, image.height) == (128, 4, 4)
+    assert (image.step, image.width, image.height) == (128, 5, 4)
     assert sorted(p.name for p in run_dir.iterdir()) == ["tensorboard"]
 
 
@@ -235,6 +235,8 @@ def test_wandb_gets_values_and_pictures_over_images_seen(run_dir, picture, fake)
     logger.scalars(2, 128, {"d/loss": torch.tensor(0.5), "bad": None})
     logger.picture("samples", picture, 128)
     logger.close()
+    logger.close()
+    logger.scalars(3, 192, {"d/loss": 0.5})
     assert module.metrics == [(("*",), {"step_metric": "images_seen"})]
     assert module.logs == [{"d/loss": 0.5, "step": 2, "images_seen": 128},
                            {"samples": ("image", str(picture)), "images_seen": 128}]  # fmt: skip

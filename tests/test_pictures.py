@@ -43,7 +43,8 @@ def test_layout_and_types():
     out = to_uint8(images.clone().requires_grad_())
     assert out.shape == (2, 4, 5, 3) and out.dtype == np.uint8
     assert out[1, 2, 3, 0] == round(float(images[1, 0, 2, 3]) * 127.5 + 127.5)
-    assert to_uint8(torch.full((1, 1, 1, 1), 0.5, dtype=torch.bfloat16)).item() == 191
+    half = images.bfloat16()
+    assert (to_uint8(half) == to_uint8(half.float())).all()
     with pytest.raises(ValueError, match="channels, height, width"):
         to_uint8(images[0])
 
@@ -70,6 +71,7 @@ def test_small_images_grow_by_a_whole_factor_without_blur():
     assert picture.shape[1] == 4 * 28 * scale + 3 * 4 + 16
     tile = picture[8 : 8 + 140, 8 : 8 + 140]
     assert (tile == tiles[0].repeat(scale, 0).repeat(scale, 1)).all()
+    assert grid(tiles[:2], 9, min_width=1).width == 2 * 28 + 2 + 16  # no room for columns that no image fills
     assert grid(tiles, 4, min_width=1).width == 4 * 28 + 3 * 2 + 16
 
 

@@ -77,6 +77,7 @@ def test_plots_logs_of_any_length(tmp_path, n):
     [],
     [{}],
     [{"step": 1}],
+    [{"images_seen": math.inf, "kimg": math.inf, "d/loss": 1.0}, {"images_seen": 64, "d/loss": 2.0}],
     [{"event": "resumed"}, {"images_seen": None, "d/loss": 1.0}],
     [{"images_seen": 1000, "d/loss": None, "d/r1": math.nan, "d/grad_norm": -1.0, "value/lr": math.inf, "eval/fid": "n/a"}],
     [{"images_seen": 0, "d/loss": 1.0, "d/grad_norm": 0.0, "value/lr": 0.0}] * 3,

@@ -57,11 +57,12 @@ def test_a_line_every_half_minute_of_a_long_run(monkeypatch, clock):
 def test_a_resumed_run_counts_its_own_speed_and_tenths(monkeypatch, clock):
     plain = stderr(monkeypatch)
     progress = Progress(100_000, 80_000)
+    clock[0] += 1
     progress.update(81_000)
     assert plain.getvalue() == ""
-    clock[0] += 10
-    progress.update(90_000)
-    assert plain.getvalue() == "90.0/100.0 kimg (90%), 1,000 images/s, 00:10 left\n"
+    clock[0] += 2
+    progress.update(83_000)
+    assert plain.getvalue() == "83.0/100.0 kimg (83%), 1,000 images/s, 00:17 left\n"
 
 
 def test_close_says_where_an_interrupted_run_stopped(monkeypatch, clock):
@@ -88,6 +89,7 @@ def test_nothing_left_to_do(monkeypatch, tty, total, start):
 def test_a_bar_on_a_terminal(monkeypatch, capsys):
     screen = stderr(monkeypatch, tty=True)
     progress = Progress(20_000, 10_000)
+    assert " 50% |" in screen.getvalue() and "10.0/20.0 kimg" in screen.getvalue()
     progress.update(15_000, generator=0.5)
     progress.write("a message")
     progress.close()

@@ -31,6 +31,19 @@ class Logger(Protocol):
         ...
 
 
+def check_names(names: list[str]) -> list[str]:
+    """``names`` once each, ``[]`` for ``["none"]``; UserError for a name that is no logger. Cheap: imports nothing."""
+    names = list(dict.fromkeys(map(str, names)))
+    if names == ["none"]:
+        return []
+    for name in names:
+        if name == "none":
+            raise UserError(f"logger: 'none' stands beside {', '.join(n for n in names if n != 'none')}; name one or the other")
+        if name not in _BACKENDS:
+            raise UserError(f"logger: unknown '{name}'; {nearest(name, [*_BACKENDS, 'none'])}")
+    return names
+
+
 def build_loggers(
     names: list[str],
     run_dir: Path,
@@ -49,16 +62,8 @@ def build_loggers(
 
     UserError for an unknown name or a package that is not installed.
     """
-    names = list(dict.fromkeys(map(str, names)))
-    if names == ["none"]:
-        return []
-    for name in names:
-        if name == "none":
-            raise UserError(f"logger: 'none' stands beside {', '.join(n for n in names if n != 'none')}; name one or the other")
-        if name not in _BACKENDS:
-            raise UserError(f"logger: unknown '{name}'; {nearest(name, [*_BACKENDS, 'none'])}")
     loggers = []
-    for name in names:
+    for name in check_names(names):
         try:
             backend = _BACKENDS[name](Path(run_dir), config, resume, say, images_seen)
         except ImportError as error:
