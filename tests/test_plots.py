@@ -1,6 +1,7 @@
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -94,9 +95,10 @@ def test_plots_odd_logs(tmp_path, lines):
 def test_importing_and_plotting_touch_no_backend(tmp_path):
     code = f"""
 import sys
+from pathlib import Path
 import training.plots
 assert "matplotlib" not in sys.modules
 training.plots.plot_losses([{{"images_seen": 1, "d/loss": 1.0}}], {str(tmp_path / "loss.png")!r})
 assert "matplotlib.pyplot" not in sys.modules
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
