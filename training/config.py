@@ -17,6 +17,7 @@ import gans
 from data import DatasetOptions
 from errors import UserError, nearest
 from losses import LOSSES, PENALTIES
+from training.loggers import check_names
 from training.optimizers import OPTIMIZERS, optimizer_fields
 from training.schedules import ScheduleOptions
 
@@ -210,6 +211,7 @@ def _check_ranges(config: Config) -> None:
 
     if config.precision not in PRECISIONS:
         raise UserError(f"precision={config.precision}: unknown, {nearest(config.precision, PRECISIONS)}")
+    config.logger = check_names(config.logger)
     at_least("batch_size", config.batch_size, 1)
     at_least("micro_batch", config.micro_batch, 1)
     for name in ("total_kimg", "schedule_kimg", "ema_half_life", "augment_strength", "seed"):

@@ -112,7 +112,12 @@ class Trainer:
         self.log = JsonLines(self.folder.log)
         self.progress = Progress(self.total_images, clock.images_seen, disable=os.environ.get("TERM") == "dumb")
         self.loggers = build_loggers(
-            self.config.logger, self.folder.path, plain(self.config), resume=self.resumed, say=self.progress.write
+            self.config.logger,
+            self.folder.path,
+            plain(self.config),
+            resume=self.resumed,
+            say=self.progress.write,
+            images_seen=clock.images_seen,
         )
 
     def _log(self) -> None:
