@@ -133,7 +133,7 @@ def _r3gan(reader: StateReader, part: str) -> tuple[nn.Module, dict[str, Tensor]
         end = f"{layers}.{0 if generating else index}"
         if i == (0 if generating else stages - 1):
             basis, shape = (f"{end}.Basis", 3) if generating else (f"{end}.Basis.weight", 4)
-            state["basis.basis"] = reader.take(basis, shape, None if generating else lambda w: w.squeeze(1))
+            state["basis.basis"] = reader.take(basis, shape, lambda w: w[None] if w.ndim == 3 else w.transpose(0, 1))
             state["basis.linear.weight"] = reader.take(f"{end}.LinearLayer.weight", 2)
         else:
             reader.constant(f"{end}.Resampler.Kernel", lowpass_kernel())

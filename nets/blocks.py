@@ -76,7 +76,7 @@ class GenerativeBasis(nn.Module):
 
     def __init__(self, features: int, width: int):
         super().__init__()
-        self.basis = nn.Parameter(torch.randn(width, 4, 4))
+        self.basis = nn.Parameter(torch.randn(1, width, 4, 4))  # 4-d, so that it takes part in channels_last
         self.linear = Linear(features, width)
 
     def forward(self, z: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class DiscriminativeBasis(nn.Module):
 
     def __init__(self, width: int, features: int):
         super().__init__()
-        self.basis = nn.Parameter(torch.randn(width, 4, 4) / 4)
+        self.basis = nn.Parameter(torch.randn(1, width, 4, 4) / 4)
         self.linear = Linear(width, features)
 
     def forward(self, x: Tensor) -> Tensor:

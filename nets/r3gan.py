@@ -156,7 +156,7 @@ class Discriminator(_R3GANNetwork):
             expected = f"(n, {self.channels}, {self.resolution}, {self.resolution})"
             raise ValueError(f"the discriminator needs images {expected}, found {tuple(images.shape)}")
         dtype = self.from_rgb.weight.dtype
-        x = self.from_rgb(self.in_weights_format(images.to(self.stages[0].dtype or dtype)))
+        x = self.in_weights_format(self.from_rgb(images.to(self.stages[0].dtype or dtype)))
         for stage in self.stages:
             x = stage(x)
         features = self.basis(x.to(dtype))
