@@ -183,9 +183,9 @@ class Engine:
             if term.ndim > 1 or (term.ndim == 1 and term.shape[0] != len(batch)):
                 raise ValueError(f"phase {phase.name!r}: loss term {name!r} must be a scalar or ({len(batch)},), "
                                  f"got {tuple(term.shape)}")
-            batch.report(name, term)
+            batch.report(f"loss_{name}", term)
             total = total + term.float().mean() * (len(batch) / n)
-        batch.report("loss", sum(t.detach().float().mean() for t in terms.values()))
+        batch.report("loss", sum(term.detach().float().mean() for term in terms.values()))
         return total
 
     def _record(self, phase: Phase, micro_batches: list[MicroBatch], n: int) -> None:

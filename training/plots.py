@@ -116,10 +116,10 @@ def _panels(lines: list[Mapping[str, Any]]) -> tuple[list[_Panel], dict[str, flo
         elif name == "skipped":
             if np.nanmax(y) > 0:
                 skipped.series[group] = y
-        elif name != "loss" and PENALTY.search(name):
+        elif not re.match(r"loss($|_)", name) and PENALTY.search(name):
             penalties.series[f"{group} {name}"] = y
         else:
-            losses.setdefault(group, _Panel(f"Loss: {group.replace('_', ' ')}", noisy=True)).series[name] = y
+            losses.setdefault(group, _Panel(f"Loss: {group.replace('_', ' ')}", noisy=True)).series[name.removeprefix("loss_")] = y
     for panel in losses.values():  # a phase of one term: its loss is that term
         total = panel.series.pop("loss", None)
         if total is not None and not (len(panel.series) == 1 and np.allclose(*panel.series.values(), total, equal_nan=True)):
