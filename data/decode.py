@@ -49,13 +49,13 @@ def _eight_bits(image: Image.Image) -> Image.Image:
         return Image.fromarray(((levels + 128) // 257).astype(np.uint8))
     if image.mode == "F":
         raise ValueError("float pixels have no known range, 8 or 16 bits are wanted")
-    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         return _over_white(image)
     return image.convert("L" if image.mode == "1" else "RGB")
 
 
 def _over_white(image: Image.Image) -> Image.Image:
-    gray = image.mode in ("L", "LA", "La")
+    gray = image.mode in ("L", "LA")
     image = image.convert("RGBA")
     flat = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return flat.convert("L" if gray else "RGB")

@@ -20,10 +20,11 @@ from PIL import Image
 
 import data
 from data import DatasetOptions, cifar10
-from data.cifar10 import CLASS_NAMES, FOLDER
+from data.cifar10 import FOLDER
 from errors import UserError
 
 COUNT = 3  # images a batch file
+CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
 def batch(seed):

@@ -137,6 +137,27 @@ def test_mixed_modes_become_rgb(tmp_path):
     assert source.images[4].unique().tolist() == [255]  # transparent pixels show white
 
 
+@pytest.mark.parametrize(
+    "image, kind, options, expected",
+    [
+        (Image.new("1", (2, 2), 1), "PNG", {}, 255),
+        (Image.new("LA", (2, 2), (40, 255)), "PNG", {}, 40),
+        (Image.new("LA", (2, 2), (40, 0)), "PNG", {}, 255),
+        (Image.new("L", (2, 2), 40), "PNG", {"transparency": 40}, 255),
+        (Image.new("L", (2, 2), 40), "PNG", {"transparency": 41}, 40),
+        (Image.new("RGB", (2, 2), (1, 2, 3)), "PNG", {"transparency": (1, 2, 3)}, (255, 255, 255)),
+        (Image.new("P", (2, 2), 0), "GIF", {"transparency": 0}, (255, 255, 255)),
+        (Image.new("CMYK", (2, 2), (255, 0, 0, 0)), "TIFF", {}, (0, 255, 255)),
+        (Image.new("RGBA", (2, 2), (0, 0, 255, 51)), "WEBP", {"lossless": True}, (204, 204, 255)),
+    ],
+    ids=lambda value: value.mode if isinstance(value, Image.Image) else str(value),
+)
+def test_every_mode_becomes_gray_or_rgb(image, kind, options, expected):
+    decoded = decode(encoded(image, kind, **options), "a")
+    assert decoded.mode == ("L" if isinstance(expected, int) else "RGB")
+    assert decoded.getpixel((1, 1)) == expected
+
+
 def test_sixteen_bits_are_scaled_not_clipped():
     levels = np.array([[0, 257, 32896, 65535]], dtype=np.uint16)
     image = decode(encoded(Image.fromarray(levels)), "a.png")
@@ -240,6 +261,17 @@ def test_what_is_no_image_is_named(tmp_path, workers):
 def test_postscript_under_an_image_name_is_not_run(tmp_path):
     eps = encoded(pixels(), "EPS")
     assert "a.png: cannot be read as an image (unknown image format)" in refused(make_zip(tmp_path / "a.zip", {"a.png": eps}))
+
+
+def test_gray_beyond_sixteen_bits_is_refused(tmp_path):
+    tiff = encoded(Image.fromarray(np.array([[0, 70000]], np.int32)), "TIFF")
+    assert "gray levels span 0 .. 70000, allowed: 0 .. 65535" in refused(make_zip(tmp_path / "a.zip", {"a.tif": tiff}))
+
+
+def test_unreadable_file(tmp_path, monkeypatch):
+    path = make_zip(tmp_path / "a.zip", images_and(None))
+    monkeypatch.setattr(zipfile, "ZipFile", lambda *_: open(tmp_path))  # fails as a file without permission does: OSError
+    assert "cannot be read (Is a directory)" in refused(path)
 
 
 def test_float_pixels_are_refused(tmp_path):
