@@ -35,8 +35,11 @@ class Engine:
     def __init__(self, gan: GAN, source: Any, config: Config, processes: Processes):
         self.source, self.config, self.processes = source, config, processes
         self.device = processes.device
+        self.gan = gan.to(self.device).train()
         layout = torch.channels_last if config.channels_last else torch.contiguous_format
-        self.gan = gan.to(self.device).to(memory_format=layout).train()
+        for tensor in (*gan.parameters(), *gan.buffers()):
+            if tensor.ndim == 4:  # gan.to(memory_format=…) refuses a model with a buffer of five dimensions
+                tensor.data = tensor.data.contiguous(memory_format=layout)
         self.gan.set_precision(DTYPES[config.precision])
         self.clock = Clock()
         self.reals = Reals(config.seed, len(source))
