@@ -83,7 +83,8 @@ class Trainer:
                 now, last = engine.clock, engine.clock.images_seen >= self.total_images
 
                 def due(every_kimg: float, before: Clock = before, now: Clock = now, last: bool = last) -> bool:
-                    return last or bool(every_kimg) and now.kimg // every_kimg > before.kimg // every_kimg
+                    every = max(1, round(1000 * every_kimg))  # in images: 0.3 // 0.1 is 2
+                    return last or bool(every_kimg) and now.images_seen // every > before.images_seen // every
 
                 stop = self._stop_signal is not None and self.processes.count == 1
                 if due(config.log.every_kimg):
