@@ -6,8 +6,8 @@ Written to a temporary name, fsynced, then renamed, so that a kill at any moment
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,8 @@ def _replace(path: Path, write: Any) -> None:
 
 def link(target: Path, name: Path) -> None:
     """Make ``name`` another name of ``target``, atomically; a copy where the file system has no hard links."""
+    if name.exists() and name.samefile(target):
+        return  # renaming one name of a file over another does nothing and would leave the temporary one
     temporary = name.with_name(name.name + TEMPORARY)
     temporary.unlink(missing_ok=True)
     try:
@@ -94,10 +96,13 @@ def load(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{path}: no such checkpoint")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, IndexError, AttributeError, TypeError,
-            UnicodeDecodeError) as error:
-        reason = "it holds objects that only code could rebuild" if "weights_only" in str(error).lower() else "unreadable"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about pickles of other makes, which are refused anyway
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except MemoryError:
+        raise
+    except Exception as error:  # a broken or foreign file fails in a dozen ways
+        reason = "it holds objects that only code could rebuild" if "GLOBAL" in str(error) else "unreadable"
         raise UserError(f"{path}: not a checkpoint of this project ({reason})") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         found = state.get("format") if isinstance(state, dict) else type(state).__name__
@@ -107,7 +112,7 @@ def load(path: Path) -> dict[str, Any]:
 
 def find(where: str) -> Path:
     """The checkpoint file that ``where`` names: a file, or a run folder's ``checkpoints/latest.pt``."""
-    path = Path(where)
+    path = Path(where).expanduser()
     if path.is_dir():
         latest = path / "checkpoints" / "latest.pt"
         if not latest.is_file():

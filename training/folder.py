@@ -14,10 +14,10 @@ from training.log import JsonLines, cut_pictures, images_of
 
 
 class RunFolder:
-    """Paths of a run: config.yaml, log.jsonl, loss.png, samples/, checkpoints/."""
+    """Paths of a run: config.yaml, log.jsonl, loss.png, samples/, checkpoints/; the checkpoint it goes on from, if any."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, start: Path | None = None):
+        self.path, self.start = path, start
         self.config, self.log, self.losses = path / "config.yaml", path / "log.jsonl", path / "loss.png"
         self.samples, self.checkpoints = path / "samples", path / "checkpoints"
 
@@ -26,6 +26,13 @@ class RunFolder:
         """Whether a run has been started here."""
         return self.config.exists() or self.log.exists() or any(self.checkpoints.glob("*.pt"))
 
+    def read_config(self) -> Any:
+        """What config.yaml holds; UserError if it cannot be read."""
+        try:
+            return yaml.safe_load(self.config.read_text())
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise UserError(f"{self.config}: cannot be read ({' '.join(str(error).split())[:200]})") from error
+
     def write_config(self, values: dict[str, Any]) -> None:
         """Write config.yaml, atomically."""
         temporary = self.config.with_name(self.config.name + checkpoint.TEMPORARY)
@@ -33,7 +40,8 @@ class RunFolder:
         os.replace(temporary, self.config)
 
 
-def _make(folder: RunFolder, option: str) -> None:
+def make(folder: RunFolder, option: str) -> None:
+    """Create what is missing of the folder; UserError naming ``option`` if nothing can be written there."""
     try:
         for path in (folder.path, folder.samples, folder.checkpoints):
             path.mkdir(parents=True, exist_ok=True)
@@ -44,13 +52,18 @@ def _make(folder: RunFolder, option: str) -> None:
         raise UserError(f"{option}={folder.path}: cannot write there ({error.strerror}); give another folder") from None
 
 
+def check_free(run_dir: str | None) -> None:
+    """UserError if ``run_dir`` holds a run."""
+    if run_dir is not None and RunFolder(Path(run_dir).expanduser()).holds_run:
+        raise UserError(f"run_dir={run_dir}: holds a run already; go on with resume={run_dir}, or give another folder")
+
+
 def open_new(run_dir: str | None, gan: str, dataset: str) -> RunFolder:
     """A folder for a new run: ``run_dir``, or the first free runs/<gan>-<dataset>-<n>; refused if it holds a run."""
     if run_dir is not None:
-        folder = RunFolder(Path(run_dir))
-        if folder.holds_run:
-            raise UserError(f"run_dir={run_dir}: holds a run already; go on with resume={run_dir}, or give another folder")
-        _make(folder, "run_dir")
+        check_free(run_dir)
+        folder = RunFolder(Path(run_dir).expanduser())
+        make(folder, "run_dir")
         return folder
     n = 0
     while True:
@@ -63,35 +76,38 @@ def open_new(run_dir: str | None, gan: str, dataset: str) -> RunFolder:
             continue
         except OSError as error:
             raise UserError(f"run_dir={folder.path}: cannot write there ({error.strerror}); set run_dir=…") from None
-        _make(folder, "run_dir")
+        make(folder, "run_dir")
         return folder
 
 
 def find_resumed(resume: str, run_dir: str | None) -> tuple[RunFolder, Path | None]:
     """(run folder, checkpoint to go on from, or None if it was killed before the first one)."""
-    path = Path(resume)
+    path = Path(resume).expanduser()
     if path.is_file():
         if path.parent.name != "checkpoints":
             raise UserError(f"resume={resume}: a checkpoint outside a run's checkpoints folder; give the run folder")
-        folder, start = RunFolder(path.parent.parent), path
+        start = path
+        folder = RunFolder(path.parent.parent, start)
     elif path.is_dir():
         folder = RunFolder(path)
         latest = folder.checkpoints / "latest.pt"
-        start = latest if latest.exists() else None
+        start = folder.start = latest if latest.exists() else None
         if start is None and not folder.config.exists():
             raise UserError(f"resume={resume}: holds no run (neither config.yaml nor checkpoints/latest.pt)")
     else:
         raise UserError(f"resume={resume}: no such run folder or checkpoint")
-    if run_dir is not None and Path(run_dir).resolve() != folder.path.resolve():
+    if run_dir is not None and Path(run_dir).expanduser().resolve() != folder.path.resolve():
         raise UserError(f"run_dir={run_dir}: a resumed run goes on in its own folder {folder.path}; leave run_dir out")
     return folder, start
 
 
 def cut_back(folder: RunFolder, step: int, images_seen: int) -> None:
     """Drop what lies past the checkpoint that the run goes on from, and what a kill left half written."""
-    _make(folder, "resume")
+    make(folder, "resume")
     checkpoint.clean(folder.checkpoints)
     checkpoint.clean(folder.samples)
+    if folder.start is not None:  # an older one: a kill before the next save must not bring back what is dropped here
+        checkpoint.link(folder.start, folder.checkpoints / "latest.pt")
     if folder.log.exists():
         JsonLines.cut(folder.log, step)
     cut_pictures(folder.samples, images_seen / 1000)
