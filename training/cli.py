@@ -1,12 +1,13 @@
 """From the command line to a checked config. Hydra composes, our schema checks, users read one line.
 
 Hydra's own checks have a hole (``+key=value``) and messages of many lines, so every plain override is handed to it as
-``++key=value`` and the composed config is checked once, by ``training.config``.
+``++key=value`` and the composed config is checked once, by ``training.config``. Its application around ``main`` is not used:
+it would leave a log and multirun.yaml in the working folder.
 """
 
 from __future__ import annotations
 
-import os
+import itertools
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -17,9 +18,10 @@ from typing import Any
 from errors import UserError, nearest
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
-PATHS = ("run_dir", "resume", "dataset.path", "dataset.download_dir")
-TEXT = ("checkpoint", "out", "device")  # never numbers, even if they look like one
-HYDRA_FLAGS = ("-m", "--multirun", "--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version", "--resolve")
+PATHS = ("run_dir", "resume", "dataset.path", "dataset.download_dir", "eval.cache")
+# of the scripts' options, never numbers even if they look like one
+TEXT = ("checkpoint", "out", "device", "compare", "cache", "inception_weights", "vgg_weights", *PATHS)
+FLAGS = {"-h": "help", "--help": "help", "-m": "multirun", "--multirun": "multirun", "-c": "cfg", "--cfg": "cfg"}
 
 
 @dataclass
@@ -42,29 +44,40 @@ def groups() -> dict[str, list[str]]:
 def parse(argv: Sequence[str]) -> Arguments:
     """Read ``key=value`` arguments; UserError for anything of another form or a group's unknown choice."""
     arguments, choices = Arguments(), groups()
+    seen: dict[str, str] = {}
     for argument in argv:
-        if argument.startswith("~"):
-            arguments.overrides.append(argument)
-            arguments.explicit.append(argument[1:].split("=")[0])
-            continue
-        name, equals, value = argument.lstrip("+").partition("=")
-        if not equals or not name:
+        removed = argument.startswith("~")
+        name, equals, value = argument.lstrip("~+").partition("=")
+        if not name or not equals and not removed:
             raise UserError(f"{argument}: arguments have the form option=value, for example batch_size=64")
-        if not re.fullmatch(r"[A-Za-z_][\w.-]*", name):
+        if not re.fullmatch(r"[A-Za-z_]\w*(\.[\w-]+)*", name):
             raise UserError(f"{argument}: '{name}' is not an option name")
-        if name.startswith("hydra."):
-            arguments.overrides.append(argument)
-        elif name in choices and name not in ("recipe",):
-            if value not in choices[name] and "," not in value:
-                raise UserError(f"{name}={value}: unknown {name}, {nearest(value, choices[name])}")
+        if name.split(".")[0] == "hydra":
+            raise UserError(f"{argument}: Hydra's own settings are fixed here; options are those of --help")
+        if name in seen:
+            raise UserError(f"{argument}: {name} is given twice, first as {seen[name]}")
+        seen[name] = argument
+        if name in choices:
+            none = ["null"] if name == "recipe" else []
+            if removed or value not in [*choices[name], *none]:
+                raise UserError(f"{argument}: unknown {name}, {nearest(value, [*choices[name], *none])}")
             arguments.chosen[name] = value
-            arguments.overrides.append(f"{name}={value}")
+            arguments.overrides.append(f"{name}={value}" if value != "null" else f"~{name}")
         else:
-            if name in PATHS and value[:1] not in "'\"" and value not in ("null", ""):
-                value = "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+            if name in PATHS:
+                value = _quoted(value)
+            elif name == "logger" and "," in value and value[0] not in "'\"[":
+                value = f"[{value}]"
             arguments.explicit.append(name)
-            arguments.overrides.append(f"++{name}={value}")
+            arguments.overrides.append(argument if removed else f"++{name}={value}")
     return arguments
+
+
+def _quoted(path: str) -> str:
+    """A path in Hydra's quotes, where only quotes and the backslashes before one have a meaning."""
+    if path in ("null", "") or len(path) > 1 and path[0] == path[-1] and path[0] in "'\"":
+        return path
+    return "'" + re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), path) + "'"
 
 
 def compose(arguments: Arguments, config_name: str = "train") -> dict[str, Any]:
@@ -79,7 +92,7 @@ def compose(arguments: Arguments, config_name: str = "train") -> dict[str, Any]:
             composed = hydra.compose(config_name, arguments.overrides)
         return OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(one_line(error)) from error
+        raise UserError(one_line(error).replace("++", "")) from error
 
 
 def one_line(error: BaseException) -> str:
@@ -89,88 +102,134 @@ def one_line(error: BaseException) -> str:
 
 def guard(job: Callable[[], int | None]) -> int:
     """Run ``job``; a user's mistake becomes one line on stderr and status 2."""
-    import torch
-
     try:
         return job() or 0
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print("error:", " ".join(str(error).splitlines()), file=sys.stderr)
         return 2
-    except torch.OutOfMemoryError as error:
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+    except (MemoryError, RuntimeError) as error:
+        # torch's own kind is known by its name: torch is not loaded before there is something to do
+        if type(error).__name__ not in ("MemoryError", "OutOfMemoryError") and "allocate memory" not in str(error):
+            raise
         print(f"error: out of memory; set micro_batch to a part of batch_size ({one_line(error)[:200]})", file=sys.stderr)
         return 1
 
 
-def main(job: Callable[[dict[str, Any], Arguments], int | None], argv: Sequence[str] | None = None) -> int:
-    """Entry point of train.py: compose and run ``job(values, arguments)``, or hand multirun and help to Hydra."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    flags = [a for a in argv if a.startswith("-")]
+Job = Callable[[dict[str, Any], Arguments], "int | None"]
 
-    def once() -> int | None:
-        for flag in flags:
-            raise UserError(f"{flag}: unknown flag, {nearest(flag, HYDRA_FLAGS)}; options are written option=value")
-        arguments = parse(argv)
+
+def main(job: Job, argv: Sequence[str] | None = None) -> int:
+    """Entry point of train.py: compose and run ``job(values, arguments)``, once or for each combination of a sweep."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+
+    def start() -> int | None:
+        flags, words = _flags(argv)
+        if "help" in flags:
+            from training.help import help_text
+
+            print(help_text(parse(words)))
+            return 0
+        if "cfg" in flags:
+            from training.help import config_text
+
+            for combination in sweep(words) if "multirun" in flags else [words]:
+                print(config_text(parse(combination)), end="")
+            return 0
+        if "multirun" in flags:
+            return _run_all(job, sweep(words))
+        arguments = parse(words)
         return job(compose(arguments), arguments)
 
-    if not any(f.split("=")[0] in HYDRA_FLAGS for f in flags):
-        return guard(once)
-    return guard(lambda: _through_hydra(job, argv))
+    return guard(start)
 
 
-def simple_main(job: Callable[[dict[str, Any]], int | None], usage: str, argv: Sequence[str] | None = None) -> int:
-    """Entry point of a script with a flat list of ``option=value``; ``--help`` prints ``usage``."""
+def _flags(argv: Sequence[str]) -> tuple[set[str], list[str]]:
+    """(flags by their long names, the other words)."""
+    flags, others = set(), []
+    words = iter(argv)
+    for word in words:
+        if not word.startswith("-"):
+            others.append(word)
+            continue
+        name, equals, value = word.partition("=")
+        flag = FLAGS.get(name)
+        if flag is None or equals and flag != "cfg":
+            hint = nearest(name, FLAGS)
+            raise UserError(f"{word}: unknown flag, {hint}; options are written option=value")
+        if flag == "cfg":
+            value = value if equals else next(words, "")
+            if value != "job":
+                raise UserError(f"{name}: prints the config of a run, written {name} job")
+        flags.add(flag)
+    return flags, others
+
+
+def sweep(words: Sequence[str]) -> list[list[str]]:
+    """Every combination of the values that Hydra's sweep syntax lists: ``seed=0,1``, ``seed=range(4)``, ``loss=choice(a,b)``."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser, lists = OverridesParser.create(), []
+    for word in words:
+        name, equals, value = word.lstrip("+").partition("=")
+        if not equals or word.startswith("~") or name == "logger":  # logger=wandb,tensorboard is a list
+            lists.append([word])
+        elif name in PATHS and _quoted(value) != value:
+            lists.append([f"{name}={path}" for path in value.split(",")])
+        else:
+            try:
+                override = parser.parse_override(word)
+                values = override.sweep_string_iterator() if override.is_sweep_override() else [value]
+                lists.append([f"{name}={one}" for one in values])
+            except HydraException as error:
+                raise UserError(f"{word}: {one_line(error)}") from error
+    return [list(combination) for combination in itertools.product(*lists)]
+
+
+def _run_all(job: Job, combinations: list[list[str]]) -> int:
+    """The runs of a sweep, one after the other; what a signal stops stays stopped. The highest exit status of all."""
+    runs = [parse(words) for words in combinations]
+    composed = [compose(arguments) for arguments in runs]
+    for option in ("run_dir", "resume"):
+        folders = [values[option] for values in composed if values.get(option) is not None]
+        if len(set(folders)) < len(folders):
+            hint = f"leave it out, or write {option}='x-${{seed}}'"
+            raise UserError(f"{option}={folders[0]}: {len(folders)} runs cannot share it; {hint}")
+    statuses = []
+    for number, (words, arguments, values) in enumerate(zip(combinations, runs, composed, strict=True), start=1):
+        print(f"run {number} of {len(runs)}: {' '.join(words)}", flush=True)
+        statuses.append(guard(lambda values=values, arguments=arguments: job(values, arguments)))
+        if statuses[-1] > 128:  # by a signal
+            return statuses[-1]
+    return max(statuses)
+
+
+def simple_main(job: Callable[[dict[str, Any]], int | None], usage: Callable[[], str], argv: Sequence[str] | None = None) -> int:
+    """Entry point of a script with a flat list of ``option=value``; ``--help`` prints what ``usage`` gives."""
     import yaml
 
     argv = list(sys.argv[1:] if argv is None else argv)
     if any(a in ("-h", "--help") for a in argv):
-        print(usage)
+        print(usage())
         return 0
 
     def once() -> int | None:
         values: dict[str, Any] = {}
         for argument in argv:
             name, equals, value = argument.lstrip("+").partition("=")
-            if not equals or not name.isidentifier():
-                raise UserError(f"{argument}: arguments have the form option=value, for example seed=1")
+            if not equals or not re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", name):
+                raise UserError(f"{argument}: arguments have the form option=value, for example seed=1; --help lists them")
+            if name in values:
+                raise UserError(f"{argument}: {name} is given twice")
+            if not value.strip():
+                raise UserError(f"{argument}: empty; give a value, or leave {name} out")
             try:
                 values[name] = value if name in TEXT else yaml.safe_load(value)
-            except yaml.YAMLError:
+            except (yaml.YAMLError, ValueError):  # ValueError: 2024-13-01 as a date
                 values[name] = value
         return job(values)
 
     return guard(once)
-
-
-def _through_hydra(job: Callable[[dict[str, Any], Arguments], int | None], argv: list[str]) -> int:
-    import hydra
-    from hydra.core.hydra_config import HydraConfig
-    from omegaconf import OmegaConf
-
-    flags, rest, takes_value = [], [], ("--cfg", "-c", "--info", "-i", "--package", "-p")
-    words = iter(argv)
-    for word in words:
-        if word.startswith("-"):
-            flags.append(word)
-            if word in takes_value:
-                flags += [w for w in [next(words, None)] if w is not None]
-        else:
-            rest.append(word)
-    arguments = parse(rest)
-    failed: list[int] = []
-
-    @hydra.main(config_path=str(CONFIGS), config_name="train", version_base="1.3")
-    def task(composed: Any) -> None:
-        # each job of a sweep has its own overrides
-        own = parse([o for o in HydraConfig.get().overrides.task])
-        status = guard(lambda: job(OmegaConf.to_container(composed, resolve=True), own))
-        if status:
-            failed.append(status)
-
-    old = sys.argv
-    sys.argv = [old[0], *flags, *arguments.overrides]
-    os.environ.setdefault("HYDRA_FULL_ERROR", "0")
-    try:
-        task()
-    finally:
-        sys.argv = old
-    return max(failed, default=0)

@@ -6,8 +6,9 @@ their code, found through plain registries. Nothing in a config can name code to
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import Field, asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -18,10 +19,11 @@ from data import DatasetOptions
 from errors import UserError, nearest
 from losses import LOSSES, PENALTIES
 from training.loggers import check_names
-from training.optimizers import OPTIMIZERS, optimizer_fields
+from training.optimizers import BETAS, OPTIMIZERS, optimizer_fields
 from training.schedules import ScheduleOptions
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+MAX_GRID, MAX_SAMPLES = 10_000, 1_000_000
 
 
 @dataclass
@@ -35,10 +37,20 @@ class SampleOptions:
 
 @dataclass
 class EvalOptions:
-    """Evaluation during training: every ``every_kimg`` (0: only at the end) on ``samples`` images; 0 samples: never."""
+    """Evaluation during training; the best checkpoint is kept by it.
+
+    every_kimg  how often; 0: only at the end.
+    samples     images it takes; 0: never.
+    metric      auto (the share of digits recognised, else the Frechet distance), none, or a metric of evaluate.py.
+    extractor   auto (digits, else a classifier trained on the labels, else random), or an extractor of evaluate.py.
+    cache       folder for the classifier and for statistics of the training images.
+    """
 
     every_kimg: float = 0.0
     samples: int = 1000
+    metric: str = "auto"
+    extractor: str = "auto"
+    cache: str = "cache"
 
 
 @dataclass
@@ -60,11 +72,21 @@ class LogOptions:
 class Config:
     """Every option of a run. Durations are thousands of real images (kimg), fractions allowed.
 
-    total_kimg      when training ends.           schedule_kimg   length of every schedule (default: total_kimg).
-    batch_size      real images a step.           micro_batch     the most samples of one forward (default: no limit).
-    ema_half_life   in kimg; 0 copies the weights. clip_grad_norm  the largest gradient norm of a phase (default: no limit).
-    deterministic   ask torch for deterministic kernels and list those that have none.
-    channels_last   memory layout of convolutions.
+    total_kimg        when training ends.
+    schedule_kimg     length of every schedule; null: total_kimg, as the run was started with.
+    batch_size        real images a step.
+    micro_batch       the most samples of one forward; null: no limit. Gradients do not depend on it.
+    seed              of the first weights and of every draw.
+    device            auto, cpu, cuda, cuda:<n> or mps.
+    precision         fp32, tf32, bf16 or fp16.
+    channels_last     memory layout of convolutions.
+    deterministic     ask torch for deterministic kernels and list those that have none.
+    clip_grad_norm    the largest gradient norm of a phase; null: no limit.
+    ema_half_life     of the averaged weights, in kimg; 0 copies the weights.
+    augment_strength  probability of each augmentation.
+    run_dir           the run's folder; null: the next free runs/<gan>-<dataset>-<n>.
+    resume            a run folder, or one of its checkpoints, to go on from.
+    logger            tensorboard, wandb or both: logger=[tensorboard,wandb].
     """
 
     gan: Any = None
@@ -105,6 +127,9 @@ MAY_CHANGE_ON_RESUME = (
     "dataset.workers",
     "sample.every_kimg",
     "eval.every_kimg",
+    "eval.metric",
+    "eval.extractor",
+    "eval.cache",
     "checkpoint.every_kimg",
     "checkpoint.keep",
     "log.every_kimg",
@@ -114,33 +139,58 @@ NOT_PART_OF_A_RUN = ("resume", "run_dir")
 
 def typed(schema: type, values: Mapping[str, Any], where: str) -> Any:
     """``values`` as an instance of the dataclass ``schema``; UserError with the full option name otherwise."""
+    if not isinstance(values, Mapping):
+        raise UserError(f"{where}={values}: a group of options is expected, {where}.<option>=…")
     prefix = f"{where}." if where else ""
     names = {f.name: f for f in fields(schema)}
     for name, value in values.items():
         if name not in names:
             raise UserError(f"{prefix}{name}: unknown option, {nearest(name, names)}")
+        if value == "???":  # OmegaConf's sign for a value still to come, which it would skip
+            raise UserError(f"{prefix}{name}=???: not a value")
         inner = names[name].default_factory if isinstance(names[name].default_factory, type) else None
         if is_dataclass(inner):
             if not isinstance(value, Mapping):
-                raise UserError(f"{prefix}{name}={value}: a group of options, {prefix}{name}.<option>=… with "
-                                f"{nearest('', [f.name for f in fields(inner)])}")
+                options = ", ".join(f"{prefix}{name}.{f.name}" for f in fields(inner))
+                raise UserError(f"{prefix}{name}={value}: a group of options, {options}")
             typed(inner, value, prefix + name)
+    try:
+        result = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), dict(values)))
+    except OmegaConfBaseException as error:
+        raise UserError(_misfit(schema, names, values, prefix)) from error
+    except ValueError as error:  # the schema's own checks
+        raise UserError(f"{prefix}{error}") from error
+    for name in values:
+        _check_numbers(prefix + name, getattr(result, name))
+    return result
+
+
+def _misfit(schema: type, names: Mapping[str, Field], values: Mapping[str, Any], prefix: str) -> str:
+    """Which of ``values`` OmegaConf does not take, or which one is not there."""
     for name, value in values.items():
         try:
-            OmegaConf.merge(OmegaConf.structured(schema), {name: value})
-        except OmegaConfBaseException as error:
+            OmegaConf.to_container(OmegaConf.merge(OmegaConf.structured(schema), {name: value}), resolve=True)
+        except OmegaConfBaseException:
             wanted = names[name].type
             wanted = wanted if isinstance(wanted, str) else getattr(wanted, "__name__", str(wanted))
             found = f"{value!r}" if isinstance(value, str) else f"{value}"
-            raise UserError(f"{prefix}{name}={found}: wrong type, a value of type {wanted} is expected") from error
-    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), dict(values)))
+            return f"{prefix}{name}={found}: wrong type, a value of type {wanted} is expected"
+    return f"{prefix}{[name for name in names if name not in values][0]}: not given"
+
+
+def _check_numbers(name: str, value: Any) -> None:
+    for number in value if isinstance(value, list) else [value]:
+        if isinstance(number, float) and not math.isfinite(number):
+            raise UserError(f"{name}={number}: must be a finite number")
+        if isinstance(number, int) and abs(number) >= 2**63:
+            raise UserError(f"{name}={number}: too large")
 
 
 def _known(where: str, values: Any, registry: Mapping[str, Any]) -> str:
     name = values.get("name") if isinstance(values, Mapping) else None
     if name not in registry:
         found = name if isinstance(values, Mapping) else values
-        raise UserError(f"{where}={found}: unknown, {nearest(str(found), registry)}")
+        raise UserError(f"{where}={found}: unknown {where}, {nearest(str(found), registry)}")
     return name
 
 
@@ -184,17 +234,22 @@ def build_config(
 
     name = _known("optim", values.get("optim"), OPTIMIZERS)
     optim = _without_leftovers("optim", values["optim"], ["name", *optimizer_fields(name)], explicit, "optim" in chosen, left_out)
-    common = {k: v for k, v in optim.items() if not isinstance(v, Mapping)}
-    config.optim = asdict(typed(OPTIMIZERS[name], common, "optim"))
-    for set_name, own in optim.items():
-        if isinstance(own, Mapping):
-            full = typed(OPTIMIZERS[name], dict(own), f"optim.{set_name}")
-            if "name" in own:
-                raise UserError(f"optim.{set_name}.name: every parameter set uses the same optimizer, optim={name}")
-            config.optim[set_name] = {k: getattr(full, k) for k in own}
+    sets = {k: v for k, v in optim.items() if isinstance(v, Mapping) and k not in optimizer_fields(name)}
+    config.optim = asdict(typed(OPTIMIZERS[name], {k: v for k, v in optim.items() if k not in sets}, "optim"))
+    for set_name, own in sets.items():
+        full = typed(OPTIMIZERS[name], own, f"optim.{set_name}")
+        if "name" in own:
+            raise UserError(f"optim.{set_name}.name: every parameter set uses the same optimizer, optim={name}")
+        config.optim[set_name] = {k: getattr(full, k) for k in own}
+    for where, own in (("optim", {}), *((f"optim.{set_name}", config.optim[set_name]) for set_name in sets)):
+        options = {**config.optim, **own}
+        if options.get("nesterov") and not options["momentum"]:
+            raise UserError(f"{where}.nesterov=true: needs {where}.momentum above 0")
 
-    config.schedule = {}
-    for quantity, options in (values.get("schedule") or {}).items():
+    config.schedule, schedules = {}, values.get("schedule") or {}
+    if not isinstance(schedules, Mapping):
+        raise UserError(f"schedule={schedules}: a group of options, schedule.<quantity>.final=… for example")
+    for quantity, options in schedules.items():
         if options is None:
             continue
         if not isinstance(options, Mapping):
@@ -212,6 +267,11 @@ def _check_ranges(config: Config) -> None:
     if config.precision not in PRECISIONS:
         raise UserError(f"precision={config.precision}: unknown, {nearest(config.precision, PRECISIONS)}")
     config.logger = check_names(config.logger)
+    folders = {"run_dir": config.run_dir, "resume": config.resume, "dataset.download_dir": config.dataset.download_dir}
+    folders["eval.cache"] = config.eval.cache
+    for name, folder in folders.items():
+        if folder is not None and not folder.strip():
+            raise UserError(f"{name}={folder}: empty; name a folder, or leave it out")
     at_least("batch_size", config.batch_size, 1)
     at_least("micro_batch", config.micro_batch, 1)
     for name in ("total_kimg", "schedule_kimg", "ema_half_life", "augment_strength", "seed"):
@@ -222,10 +282,39 @@ def _check_ranges(config: Config) -> None:
     at_least("sample.columns", config.sample.columns, 1)
     at_least("eval.samples", config.eval.samples, 0)
     at_least("checkpoint.keep", config.checkpoint.keep, 1)
+    # mistakes of the keyboard that would only end the run, out of memory, at the first picture or evaluation
+    if config.sample.rows * config.sample.columns > MAX_GRID:
+        rows, columns = config.sample.rows, config.sample.columns
+        raise UserError(f"sample.rows={rows} sample.columns={columns}: a grid has at most {MAX_GRID} images")
+    if config.eval.samples > MAX_SAMPLES:
+        raise UserError(f"eval.samples={config.eval.samples}: at most {MAX_SAMPLES}")
+    if config.augment_strength > 1:
+        raise UserError(f"augment_strength={config.augment_strength}: a probability, at most 1")
     if config.clip_grad_norm is not None and not config.clip_grad_norm > 0:
         raise UserError(f"clip_grad_norm={config.clip_grad_norm}: must be positive, or null for no clipping")
     if config.log.every_kimg == 0:
         raise UserError("log.every_kimg=0: must be positive")
+    for name, schedule in config.schedule.items():
+        _check_schedule(f"schedule.{name}", name, schedule, config)
+
+
+def _check_schedule(where: str, name: str, schedule: ScheduleOptions, config: Config) -> None:
+    """A schedule's values are held to its quantity's range, its warm-up and hold to its length."""
+    schedule.check(name)
+    ends = {"final": [schedule.final], "values": schedule.values}
+    if schedule.warmup_kimg:
+        ends["warmup_from"] = [schedule.warmup_from]
+    for option, values in ends.items():
+        for value in [v for v in values if v is not None]:
+            if value < 0:
+                raise UserError(f"{where}.{option}={value:g}: must be at least 0")
+            if name in (*BETAS, "momentum", "alpha") and value >= 1:
+                raise UserError(f"{where}.{option}={value:g}: must be below 1")
+            if name == "augment_strength" and value > 1:
+                raise UserError(f"{where}.{option}={value:g}: a probability, at most 1")
+    length = next(k for k in (schedule.kimg, config.schedule_kimg, config.total_kimg) if k is not None)
+    if schedule.kind in ("cosine", "linear") and 0 < length <= schedule.warmup_kimg + schedule.hold_kimg:
+        raise UserError(f"{where}: warmup_kimg + hold_kimg must be below the schedule's length, {length:g} kimg")
 
 
 def plain(config: Config) -> dict[str, Any]:
@@ -252,7 +341,7 @@ def check_resume(stored: Mapping[str, Any], wanted: Config) -> None:
     """UserError if ``wanted`` differs from the run's stored config in anything that must not change."""
     before, now = flatten(stored), flatten(plain(wanted))
     for name in sorted({*before, *now}):
-        if before.get(name) != now.get(name) and not name.startswith(MAY_CHANGE_ON_RESUME):
+        if before.get(name) != now.get(name) and name not in MAY_CHANGE_ON_RESUME:
             raise UserError(
                 f"{name}={now.get(name)}: the run was started with {name}={before.get(name)}, and on resume only "
                 f"{', '.join(MAY_CHANGE_ON_RESUME)} may change"

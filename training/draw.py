@@ -10,7 +10,7 @@ import torch
 from tqdm import tqdm
 
 from errors import UserError, nearest
-from training.config import typed
+from training.config import MAX_GRID, typed
 from training.draws import latents
 from training.pictures import ImageFolderWriter, NpzWriter, save_grid
 from training.processes import pick_device
@@ -46,14 +46,12 @@ class SampleScriptOptions:
 def sample(values: dict[str, Any]) -> int:
     """Draw and write what ``values`` (see :class:`SampleScriptOptions`) ask for."""
     options = _checked(values)
+    out = _checked_out(options)
     device = pick_device(options.device)
     loaded = load_gan(options.checkpoint, device, options.weights)
     _check_labels(options, loaded)
-    out = Path(options.out).expanduser()
-    if out.suffix.lower() == ".png":
+    if out.suffix == ".png":
         _grid(options, loaded, device, out)
-    elif out.suffix and out.suffix.lower() != ".npz":
-        raise UserError(f"out={options.out}: a name ending in .png (a grid) or .npz, or a folder, is expected")
     else:
         _images(options, loaded, device, out)
     return 0
@@ -64,16 +62,27 @@ def _checked(values: dict[str, Any]) -> SampleScriptOptions:
     if isinstance(labels, int) and not isinstance(labels, bool):
         values = {**values, "labels": [labels]}
     elif isinstance(labels, str):
-        values = {**values, "labels": [int(part) if part.strip().isdigit() else part for part in labels.split(",") if part]}
+        values = {**values, "labels": [int(part) if part.strip().isdecimal() else part for part in labels.split(",") if part]}
     options: SampleScriptOptions = typed(SampleScriptOptions, values, "")
     if options.checkpoint is None:
         raise UserError("checkpoint: not given; checkpoint=<a run folder or a checkpoint file> is needed")
-    for name in ("n", "batch_size"):
-        if getattr(options, name) < 1:
-            raise UserError(f"{name}={getattr(options, name)}: must be at least 1")
+    for name, low in (("n", 1), ("batch_size", 1), ("seed", 0)):
+        if getattr(options, name) < low:
+            raise UserError(f"{name}={getattr(options, name)}: must be at least {low}")
     if options.weights not in ("ema", "raw"):
         raise UserError(f"weights={options.weights}: unknown, {nearest(options.weights, ['ema', 'raw'])}")
     return options
+
+
+def _checked_out(options: SampleScriptOptions) -> Path:
+    out = Path(options.out).expanduser()
+    if out.suffix not in ("", ".png", ".npz"):
+        raise UserError(f"out={options.out}: a name ending in .png (a grid) or .npz, or a folder, is expected")
+    if out.suffix and out.is_dir():
+        raise UserError(f"out={options.out}: a folder; give a name without {out.suffix}, or one that is free")
+    if out.suffix == ".png" and options.n > MAX_GRID:
+        raise UserError(f"n={options.n}: a grid has at most {MAX_GRID} images; out=<folder> or out=set.npz takes any number")
+    return out
 
 
 def _check_labels(options: SampleScriptOptions, loaded: Loaded) -> None:

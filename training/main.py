@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 import data
 import gans
 from errors import UserError
 from training import checkpoint
-from training.cli import Arguments
+from training.cli import Arguments, one_line
 from training.config import Config, build_config, check_resume, flatten
 from training.draws import key
 from training.engine import Diverged
-from training.folder import RunFolder, find_resumed, open_new
+from training.folder import RunFolder, check_free, find_resumed, make, open_new
 from training.processes import Processes
 from training.trainer import Stopped, Trainer
 
@@ -30,9 +31,14 @@ def train(values: dict[str, Any], arguments: Arguments) -> int:
         left_out: list[str] = []
     else:
         config, left_out = build_config(values, arguments.explicit, arguments.chosen)
+        check_free(config.run_dir)
         folder, start = None, None
     if config.schedule_kimg is None:
         config.schedule_kimg = config.total_kimg
+
+    for name in config.logger:
+        if find_spec(name) is None:
+            raise UserError(f"logger={name}: the package is not installed; pip install {name}, or leave it out")
 
     processes = Processes(config.device)
     try:
@@ -41,11 +47,13 @@ def train(values: dict[str, Any], arguments: Arguments) -> int:
         left_out += _drop_foreign_schedules(config, gan, arguments)
         if left_out and processes.first:
             print(f"left out, since the chosen parts have no such options: {', '.join(left_out)}")
-        if start is not None and start["content_hash"] != source.content_hash:
+        if start is not None and start.get("content_hash") != source.content_hash:
             raise UserError(f"dataset.path={config.dataset.path}: not the images and labels that the run was started with")
-        if folder is None:
-            folder = _new_folder(config, processes)
-        trainer = Trainer(gan, source, config, processes, folder, start)
+        trainer = _trainer(gan, source, config, processes, folder, start)
+        if folder is None:  # only now: what is refused leaves no folder behind
+            trainer.folder = _new_folder(config, processes)
+        elif start is None and processes.first:
+            make(folder, "resume")
         return _run(trainer)
     finally:
         processes.close()
@@ -54,10 +62,26 @@ def train(values: dict[str, Any], arguments: Arguments) -> int:
 def build(config: Config) -> tuple[data.DataSource, gans.GAN]:
     """Data and a freshly initialised GAN, the same in every process."""
     source = data.build(config.dataset)
-    torch.manual_seed(key(config.seed, "init"))
-    gan = gans.build(config.gan, source.spec, config.loss, config.penalty)
     data.require(source, batch_size=config.batch_size)
+    torch.manual_seed(key(config.seed, "init"))
+    try:
+        gan = gans.build(config.gan, source.spec, config.loss, config.penalty)
+    except RuntimeError as error:  # torch cannot count so many bytes, or has not got them
+        raise UserError(f"gan={config.gan.name}: too large for this machine ({one_line(error)[:200]})") from error
     return source, gan
+
+
+def _trainer(
+    gan: gans.GAN, source: Any, config: Config, processes: Processes, folder: RunFolder | None, start: dict[str, Any] | None
+) -> Trainer:
+    """UserError if the checkpoint's content is not what this code would have saved."""
+    folder = folder or RunFolder(Path(config.run_dir or "."))
+    if start is None:
+        return Trainer(gan, source, config, processes, folder)
+    try:
+        return Trainer(gan, source, config, processes, folder, start)
+    except (KeyError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"resume={folder.path}: does not fit this version of the code ({one_line(error)[:200]})") from error
 
 
 def _run(trainer: Trainer) -> int:
@@ -89,14 +113,16 @@ def _new_folder(config: Config, processes: Processes) -> RunFolder:
 def _resumed(values: Mapping[str, Any], arguments: Arguments) -> tuple[Config, RunFolder, dict[str, Any] | None]:
     """The stored config with what the user typed applied, if that may change."""
     folder, path = find_resumed(str(values["resume"]), values.get("run_dir"))
-    if path is not None:
-        start = checkpoint.load(path)
-        stored = start["config"]
-    else:
-        start, stored = None, yaml.safe_load(folder.config.read_text())
+    start = None if path is None else checkpoint.load(path)
+    stored = folder.read_config() if start is None else start.get("config")
+    try:
+        build_config(stored)
+    except (UserError, TypeError, AttributeError) as error:
+        raise UserError(f"resume={values['resume']}: its config is not one of this version of the code ({error})") from error
     for group, choice in arguments.chosen.items():
-        now = (values.get(group) or {}).get("name")
-        before = (stored.get(group) or {}).get("name")
+        if group == "recipe":
+            raise UserError(f"recipe={choice}: a resumed run keeps its own config; leave recipe out")
+        now, before = values[group]["name"], stored[group]["name"]
         if now != before:
             raise UserError(f"{group}={choice}: the run was started with {group}={before}, which cannot change on resume")
     wanted = _copy(stored)

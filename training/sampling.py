@@ -79,8 +79,8 @@ class Loaded:
 def load_gan(where: str, device: torch.device, weights: str = "ema") -> Loaded:
     """Rebuild the GAN of a checkpoint file or run folder, with its EMA (``weights="ema"``) or raw weights, for sampling."""
     path = find(where)
-    state = load(path)
-    return Loaded(*rebuild(state, device, weights, str(path)), Clock(**state["clock"]), path)
+    gan, config, spec = rebuild(load(path), device, weights, str(path))
+    return Loaded(gan, config, spec, gan.clock, path)
 
 
 def rebuild(state: dict[str, Any], device: torch.device, weights: str, name: str) -> tuple[GAN, Config, Spec]:
@@ -93,10 +93,10 @@ def rebuild(state: dict[str, Any], device: torch.device, weights: str, name: str
         if weights == "ema":
             for network in gan.ema_modules:
                 getattr(gan, network).load_state_dict(state["ema"][network])
-    except (KeyError, RuntimeError, TypeError) as error:
+        values = {quantity: value for quantity, value in gan.schedules().items() if not callable(value)}
+        gan.set_progress(Clock(**state["clock"]), {**values, **state.get("values", {})})
+    except (UserError, KeyError, RuntimeError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{name}: does not fit this version of the code ({' '.join(str(error).split())[:200]})") from error
-    values = {quantity: value for quantity, value in gan.schedules().items() if not callable(value)}
-    gan.set_progress(Clock(**state["clock"]), {**values, **state.get("values", {})})
     return gan.to(device).eval().requires_grad_(False), config, spec
 
 
