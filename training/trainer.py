@@ -20,7 +20,7 @@ from gans.base import GAN, Clock
 from training import checkpoint
 from training.config import Config, plain
 from training.engine import Engine
-from training.evaluation import evaluator
+from training.evaluation import Best, Evaluator, evaluator
 from training.folder import RunFolder, cut_back
 from training.log import JsonLines, kimg_name
 from training.loggers import build_loggers
@@ -52,13 +52,13 @@ class Trainer:
         self.content_hash = source.content_hash
         self.source = source.to(processes.device)
         self.engine = Engine(gan, self.source, config, processes)
-        self.best: float | None = None
+        self.evaluate: Evaluator | None = evaluator(gan, self.source, config, processes, self._say)
+        self.best = Best.of(self.evaluate)
         self.resumed = start is not None
         if start is not None:
             self.engine.load_state(start)
-            self.best = start["best"]
+            self.best.load(start["best"])
         self.total_images = round(1000 * config.total_kimg)
-        self.evaluate = evaluator(gan, self.spec) if config.eval.samples else None
         self.last_results: dict[str, float] = {}
         self.uncertain: set[str] = set()  # operations without a deterministic kernel
         self._stop_signal: int | None = None
@@ -161,22 +161,17 @@ class Trainer:
         self.processes.wait()
 
     def _evaluate(self) -> bool:
-        """Measure the EMA samples; whether they are the best so far."""
-        best = False
+        """Measure the EMA samples; whether they are the best so far (known to the first process)."""
+        best, clock = False, self.engine.clock
+        with self._untimed():
+            results = self.evaluate(self.engine.ema_gan())
         if self.processes.first:
-            with self._untimed():
-                engine, config = self.engine, self.config
-                results = self.evaluate(engine.ema_gan(), self.spec, config.seed, config.eval.samples, self.processes.device)
             self.last_results = results
-            clock = engine.clock
             self._write({
                 "step": clock.step, "images_seen": clock.images_seen, "kimg": clock.kimg,
                 **{f"eval/{name}": value for name, value in results.items()},
             })  # fmt: skip
-            value = next(iter(results.values()))
-            best = self.best is None or value > self.best
-            if best:
-                self.best = value
+            best = self.best.update(next(iter(results.values())), clock.images_seen)
         self.processes.wait()
         return best
 
@@ -191,7 +186,7 @@ class Trainer:
                         "spec": {**vars(self.spec), "class_names": list(self.spec.class_names)},
                         "content_hash": self.content_hash,
                         "values": dict(self.engine.values),
-                        "best": self.best,
+                        "best": self.best.state(),
                     }
                     checkpoint.save(self.folder.checkpoints, checkpoint.to_cpu(state), self.config.checkpoint.keep, best)
                 else:
@@ -211,7 +206,7 @@ class Trainer:
             found = ", ".join(sorted(self.uncertain)) or "none"
             print(f"operations without a deterministic kernel: {found}")
         for name, value in self.last_results.items():
-            print(f"eval/{name}: {value:.4f} ({self.config.eval.samples} samples, EMA weights)")
+            print(f"eval/{name}: {value:.4f} ({self.config.eval.samples} samples, EMA weights; {self.best})")
         folder = self.folder
         last = f"{kimg_name(self.engine.clock.images_seen)}.png"
         print(f"done: {self.engine.clock.kimg:g} kimg in {self.engine.clock.step} steps")
@@ -224,6 +219,10 @@ class Trainer:
         print(f"sample from it: python sample.py checkpoint={folder.path}")
 
     # small things --------------------------------------------------------------------------------------------------------
+
+    def _say(self, text: str) -> None:
+        if self.processes.first:
+            self.progress.write(text) if hasattr(self, "progress") else print(text, flush=True)
 
     def _postfix(self) -> dict[str, float]:
         """Two or three numbers beside the bar: the losses of the last log line."""
@@ -255,6 +254,8 @@ class Trainer:
             name for name, m in engine.gan.named_modules()
             if isinstance(m, nn.modules.batchnorm._BatchNorm) or getattr(m, "batch_coupled", False)
         ]  # fmt: skip
+        if self.evaluate is not None:
+            say(f"evaluation: {self.evaluate.describe()}")
         if split and coupled:
             say(f"batch-coupled layers see one micro-batch of one process at a time: {', '.join(coupled)}")
         if "augment_strength" in self.config.schedule or self.config.augment_strength:
