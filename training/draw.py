@@ -12,6 +12,7 @@ from tqdm import tqdm
 from errors import UserError, nearest
 from training.config import MAX_GRID, typed
 from training.draws import latents
+from training.interpolate import ANIMATIONS, interpolation, save_animation, save_strip
 from training.pictures import ImageFolderWriter, NpzWriter, save_grid
 from training.processes import pick_device
 from training.sampling import Loaded, class_titles, generate, grid_labels, load_gan, sample_labels
@@ -28,6 +29,9 @@ class SampleScriptOptions:
     seed        image i is a function of (seed, i, its label) alone.
     labels      class numbers; default: all (a grid shows at most ten). A row a class, or in turn.
     out         picture.png: a grid; a folder: n PNGs; set.npz: one array. Default: sample.png.
+    interpolate seeds, at least two: what lies between them, instead of n samples of one seed; out=strip.png, or an animation
+                that goes round, out=walk.gif or walk.webp. A row a class (at most ten).
+    frames      images from one seed to the next. Default: 8 for a strip, 24 for an animation.
     weights     ema or raw.
     batch_size  images at once; does not change them.
     device      auto, cpu, cuda, cuda:<n>, mps.
@@ -38,6 +42,8 @@ class SampleScriptOptions:
     seed: int = 0
     labels: list[int] = field(default_factory=list)
     out: str = "sample.png"
+    interpolate: list[int] = field(default_factory=list)
+    frames: int | None = None
     weights: str = "ema"
     batch_size: int = 64
     device: str = "auto"
@@ -50,7 +56,9 @@ def sample(values: dict[str, Any]) -> int:
     device = pick_device(options.device)
     loaded = load_gan(options.checkpoint, device, options.weights)
     _check_labels(options, loaded)
-    if out.suffix == ".png":
+    if options.interpolate:
+        _walk(options, loaded, device, out)
+    elif out.suffix == ".png":
         _grid(options, loaded, device, out)
     else:
         _images(options, loaded, device, out)
@@ -58,25 +66,49 @@ def sample(values: dict[str, Any]) -> int:
 
 
 def _checked(values: dict[str, Any]) -> SampleScriptOptions:
-    labels = values.get("labels")
-    if isinstance(labels, int) and not isinstance(labels, bool):
-        values = {**values, "labels": [labels]}
-    elif isinstance(labels, str):
-        values = {**values, "labels": [int(part) if part.strip().isdecimal() else part for part in labels.split(",") if part]}
+    for name in ("labels", "interpolate"):
+        numbers = values.get(name)
+        if isinstance(numbers, int) and not isinstance(numbers, bool):
+            values = {**values, name: [numbers]}
+        elif isinstance(numbers, str):
+            values = {**values, name: [int(part) if part.strip().isdecimal() else part for part in numbers.split(",") if part]}
     options: SampleScriptOptions = typed(SampleScriptOptions, values, "")
     if options.checkpoint is None:
         raise UserError("checkpoint: not given; checkpoint=<a run folder or a checkpoint file> is needed")
     for name, low in (("n", 1), ("batch_size", 1), ("seed", 0)):
         if getattr(options, name) < low:
             raise UserError(f"{name}={getattr(options, name)}: must be at least {low}")
+    _check_walk(options, values)
     if options.weights not in ("ema", "raw"):
         raise UserError(f"weights={options.weights}: unknown, {nearest(options.weights, ['ema', 'raw'])}")
     return options
 
 
+def _check_walk(options: SampleScriptOptions, values: dict[str, Any]) -> None:
+    if "interpolate" not in values:
+        if options.frames is not None:
+            raise UserError(f"frames={options.frames}: only with interpolate=<seeds>")
+        return
+    if len(options.interpolate) < 2 or min(options.interpolate) < 0:
+        raise UserError(f"interpolate={options.interpolate}: at least two seeds from 0 on, for example interpolate=0,1,2")
+    for name in ("n", "seed"):
+        if name in values:
+            raise UserError(f"{name}={values[name]}: not with interpolate=, whose seeds and frames= say which images")
+    if options.frames is None:
+        options.frames = 24 if Path(options.out).suffix in ANIMATIONS else 8
+    images = options.frames * len(options.interpolate) * ROWS
+    if options.frames < 1 or images > MAX_GRID:
+        most = MAX_GRID // (len(options.interpolate) * ROWS)
+        raise UserError(f"frames={options.frames}: must be from 1 to {most} with {len(options.interpolate)} seeds")
+
+
 def _checked_out(options: SampleScriptOptions) -> Path:
     out = Path(options.out).expanduser()
-    if out.suffix not in ("", ".png", ".npz"):
+    if options.interpolate and out.suffix not in (".png", *ANIMATIONS):
+        raise UserError(f"out={options.out}: with interpolate= a name ending in .png (a strip), .gif or .webp is expected")
+    if not options.interpolate and out.suffix in ANIMATIONS:
+        raise UserError(f"out={options.out}: an animation needs interpolate=<seeds>, for example interpolate=0,1,2")
+    if not options.interpolate and out.suffix not in ("", ".png", ".npz"):
         raise UserError(f"out={options.out}: a name ending in .png (a grid) or .npz, or a folder, is expected")
     if out.suffix and out.is_dir():
         raise UserError(f"out={options.out}: a folder; give a name without {out.suffix}, or one that is free")
@@ -109,6 +141,19 @@ def _grid(options: SampleScriptOptions, loaded: Loaded, device: torch.device, ou
     except OSError as error:
         raise UserError(f"out={out}: cannot write there ({error.strerror})") from None
     print(f"{n} images at {loaded.clock.kimg:g} kimg ({options.weights} weights, seed {options.seed}): {out}")
+
+
+def _walk(options: SampleScriptOptions, loaded: Loaded, device: torch.device, out: Path) -> None:
+    closed = out.suffix in ANIMATIONS
+    images, titles = interpolation(
+        loaded.gan, loaded.spec, options.interpolate, options.frames, options.labels, ROWS, closed, device, options.batch_size
+    )  # fmt: skip
+    try:
+        save_animation(out, images) if closed else save_strip(out, images, titles)
+    except OSError as error:
+        raise UserError(f"out={out}: cannot write there ({error.strerror})") from None
+    seeds = ", ".join(map(str, options.interpolate))
+    print(f"{images.shape[1]} frames at {loaded.clock.kimg:g} kimg ({options.weights} weights, seeds {seeds}): {out}")
 
 
 def _images(options: SampleScriptOptions, loaded: Loaded, device: torch.device, out: Path) -> None:
