@@ -19,7 +19,7 @@ from data import Spec
 from gans.base import GAN, Clock
 from training import checkpoint
 from training.config import Config, plain
-from training.engine import Engine
+from training.engine import Diverged, Engine
 from training.evaluation import Best, Evaluator, evaluator
 from training.folder import RunFolder, cut_back
 from training.log import JsonLines, kimg_name
@@ -177,20 +177,20 @@ class Trainer:
 
     def _save(self, best: bool = False) -> None:
         state = self.engine.state()
+        bad = checkpoint.nonfinite({"gan": state["gan"], "ema": state["ema"]})
+        if bad is not None:  # in every process alike; no later step could mend it
+            clock = self.engine.clock
+            raise Diverged(f"step {clock.step} ({clock.kimg:g} kimg): {bad} is not finite, so nothing was saved")
         if self.processes.first:
             with self._untimed():
-                bad = checkpoint.nonfinite({"gan": state["gan"], "ema": state["ema"]})
-                if bad is None:
-                    state |= {
-                        "config": plain(self.config),
-                        "spec": {**vars(self.spec), "class_names": list(self.spec.class_names)},
-                        "content_hash": self.content_hash,
-                        "values": dict(self.engine.values),
-                        "best": self.best.state(),
-                    }
-                    checkpoint.save(self.folder.checkpoints, checkpoint.to_cpu(state), self.config.checkpoint.keep, best)
-                else:
-                    self.progress.write(f"no checkpoint at {self.engine.clock.kimg:g} kimg: {bad} is not finite")
+                state |= {
+                    "config": plain(self.config),
+                    "spec": {**vars(self.spec), "class_names": list(self.spec.class_names)},
+                    "content_hash": self.content_hash,
+                    "values": dict(self.engine.values),
+                    "best": self.best.state(),
+                }
+                checkpoint.save(self.folder.checkpoints, checkpoint.to_cpu(state), self.config.checkpoint.keep, best)
         self.processes.wait()
 
     def _finish(self) -> None:
