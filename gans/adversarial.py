@@ -33,6 +33,8 @@ class AdversarialGAN(GAN):
         self.generator, self.discriminator = generator, discriminator
         self.loss, self.penalty = loss, penalty
         self.z_dim, self.conditional = z_dim, conditional
+        # a relativistic D has no zero point: what it recognises is the order within pairs
+        self.recognises_reals = "discriminator/real_above_fake" if loss.needs_real else "discriminator/sign_real"
 
     def phases(self) -> list[Phase]:
         phases = [

@@ -107,11 +107,14 @@ class GAN(nn.Module):
         ema_modules            names of the attributes that have an EMA copy (the sampling networks).
         observes               ``<phase>/<name>`` of the reports that :meth:`observe` needs every step.
         resets_optimizers_on   scheduled quantities at whose change every optimizer starts anew.
+        recognises_reals       ``<phase>/<name>`` of the report (a share in [0, 1]) that says how often D tells reals from fakes;
+                               an adaptive augmentation strength follows it. None: the model has no such report.
     """
 
     ema_modules: tuple[str, ...] = ("generator",)
     observes: tuple[str, ...] = ()
     resets_optimizers_on: tuple[str, ...] = ()
+    recognises_reals: str | None = None
 
     z_dim: int
     conditional: bool = False

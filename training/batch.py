@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from training.draws import Draws
 
-Augment = Callable[[Tensor, Draws, slice, str, float], Tensor]
+Augment = Callable[[Tensor, Callable[..., Tensor], float], Tensor]
+"""(images, draw, strength) -> images, as the pipes of data.augment."""
 
 
 class MicroBatch:
@@ -44,7 +47,10 @@ class MicroBatch:
     def augment(self, images: Tensor, purpose: str) -> Tensor:
         if self._augment is None:
             return images
-        return self._augment(images, self._draws, self._slice, purpose, self._strength)
+        return self._augment(images, partial(self._draw_for, f"augment {purpose} "), self._strength)
+
+    def _draw_for(self, prefix: str, what: str, *shape_kind: Any, **more: Any) -> Tensor:
+        return self.draw(prefix + what, *shape_kind, **more)
 
     def share(self, **tensors: Tensor) -> None:
         for name, tensor in tensors.items():

@@ -62,7 +62,8 @@ def parse(argv: Sequence[str]) -> Arguments:
             if removed or value not in [*choices[name], *none]:
                 raise UserError(f"{argument}: unknown {name}, {nearest(value, [*choices[name], *none])}")
             arguments.chosen[name] = value
-            arguments.overrides.append(f"{name}={value}" if value != "null" else f"~{name}")
+            if value != "null":  # no recipe is the default
+                arguments.overrides.append(f"{name}={value}")
         else:
             if name in PATHS:
                 value = _quoted(value)
@@ -89,10 +90,27 @@ def compose(arguments: Arguments, config_name: str = "train") -> dict[str, Any]:
 
     try:
         with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            composed = hydra.compose(config_name, arguments.overrides)
+            composed = hydra.compose(config_name, [*arguments.overrides, *_recipe(arguments, config_name)])
         return OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(one_line(error).replace("++", "")) from error
+
+
+def _recipe(arguments: Arguments, config_name: str) -> list[str]:
+    """The override that picks the recipe of the pair gan-dataset, if there is one and the user names no other.
+
+    An interpolated entry of the defaults list would do the same, but Hydra then forbids the recipe to choose from groups.
+    """
+    import yaml
+
+    if "recipe" in arguments.chosen:
+        return []
+    chosen: dict[str, str] = {}
+    for entry in yaml.safe_load((CONFIGS / f"{config_name}.yaml").read_text())["defaults"]:
+        chosen |= entry if isinstance(entry, dict) else {}
+    chosen |= arguments.chosen
+    pair = f"{chosen['gan']}-{chosen['dataset']}"
+    return [f"recipe={pair}"] if pair in groups()["recipe"] else []
 
 
 def one_line(error: BaseException) -> str:

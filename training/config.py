@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import gans
 from data import DatasetOptions
+from data.augment import AUGMENTS
 from errors import UserError, nearest
 from losses import LOSSES, PENALTIES
 from training.loggers import check_names
@@ -83,7 +84,7 @@ class Config:
     deterministic     ask torch for deterministic kernels and list those that have none.
     clip_grad_norm    the largest gradient norm of a phase; null: no limit.
     ema_half_life     of the averaged weights, in kimg; 0 copies the weights.
-    augment_strength  probability of each augmentation.
+    augment_strength  probability of each augmentation (augment=ada; with augment.adaptive=true only the start).
     run_dir           the run's folder; null: the next free runs/<gan>-<dataset>-<n>.
     resume            a run folder, or one of its checkpoints, to go on from.
     logger            tensorboard, wandb or both: logger=[tensorboard,wandb].
@@ -93,6 +94,7 @@ class Config:
     dataset: Any = None
     loss: Any = None
     penalty: Any = None
+    augment: Any = None
     optim: Any = None
     schedule: Any = field(default_factory=dict)
     total_kimg: float = 100.0
@@ -116,7 +118,7 @@ class Config:
     log: LogOptions = field(default_factory=LogOptions)
 
 
-SECTIONS = ("gan", "dataset", "loss", "penalty", "optim", "schedule")
+SECTIONS = ("gan", "dataset", "loss", "penalty", "augment", "optim", "schedule")
 """Parts of the config whose schema depends on what was chosen."""
 
 MAY_CHANGE_ON_RESUME = (
@@ -216,6 +218,8 @@ def build_config(
     explicit  full names of the options the user typed: these are never left out silently.
     chosen    config groups the user chose himself (``optim=sgd``).
     """
+    if not isinstance(values, Mapping):
+        raise UserError(f"a mapping of options is expected, found {type(values).__name__}")
     values = dict(values)
     left_out: list[str] = []
     if isinstance(values.get("logger"), str):
@@ -225,7 +229,8 @@ def build_config(
     gan = gans.GANS[_known("gan", values.get("gan"), gans.GANS)]
     config.gan = typed(gan.Options, values["gan"], "gan")
     config.dataset = typed(DatasetOptions, values.get("dataset") or {}, "dataset")
-    for section, registry in (("loss", LOSSES), ("penalty", PENALTIES)):
+    values["augment"] = values.get("augment") or {"name": "none"}
+    for section, registry in (("loss", LOSSES), ("penalty", PENALTIES), ("augment", AUGMENTS)):
         schema = registry[_known(section, values.get(section), registry)]
         allowed = ["name", *(f.name for f in fields(schema))]
         kept = _without_leftovers(section, values[section], allowed, explicit, section in chosen, left_out)
@@ -320,7 +325,7 @@ def _check_schedule(where: str, name: str, schedule: ScheduleOptions, config: Co
 def plain(config: Config) -> dict[str, Any]:
     """The config as plain containers: what config.yaml and checkpoints hold, and what ``build_config`` reads again."""
     values = asdict(config)
-    for section in ("loss", "penalty", "optim"):
+    for section in ("loss", "penalty", "augment", "optim"):
         values[section] = dict(getattr(config, section))
     for name in NOT_PART_OF_A_RUN:
         values.pop(name)
@@ -340,7 +345,7 @@ def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
 def check_resume(stored: Mapping[str, Any], wanted: Config) -> None:
     """UserError if ``wanted`` differs from the run's stored config in anything that must not change."""
     before, now = flatten(stored), flatten(plain(wanted))
-    for name in sorted({*before, *now}):
+    for name in sorted({*before, *now}, key=lambda name: (not now.get(name), name)):  # defaults of what is new last
         if before.get(name) != now.get(name) and name not in MAY_CHANGE_ON_RESUME:
             raise UserError(
                 f"{name}={now.get(name)}: the run was started with {name}={before.get(name)}, and on resume only "

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from data import to_float
+from data.augment import build_adaptive_strength, build_augment
 from errors import UserError
 from gans.base import GAN, Clock, Phase
 from training.batch import MicroBatch, flip
@@ -48,13 +49,19 @@ class Engine:
         self.sets = {name: [p for p in module.parameters()] for name, module in gan.parameter_sets().items()}
         self._check_phases()
         lazy = {name: [p.interval for p in self.phases if p.lazy and p.trains == name] for name in self.sets}
-        self.schedules = Schedules(self._quantities(), config.schedule, config.schedule_kimg or config.total_kimg)
+        channels = source.spec.channels
+        self.augment = build_augment(config.augment, channels)
+        self.adaptive_strength = build_adaptive_strength(config.augment, config.augment_strength)
+        self._check_augmentation()
+        self.schedules = Schedules(quantities(config, gan, channels), config.schedule, config.schedule_kimg or config.total_kimg)
         self.optimizers = build_optimizers(config.optim, self.sets, lazy, self.device)
         scaling = config.precision == "fp16"
         self.scalers = {name: torch.amp.GradScaler(self.device.type, enabled=scaling) for name in self.sets}
         self.ema = {name: ema_copy(getattr(gan, name)) for name in gan.ema_modules}
         self.norms = [m for m in gan.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
 
+        followed = () if self.adaptive_strength is None else (gan.recognises_reals,)
+        self.observed = {*gan.observes, *followed}  # reports that are reduced over processes every step
         self.bad_in_a_row = {phase.name: 0 for phase in self.phases}
         self.totals: dict[str, Tensor] = {}  # sums of this process's part of each logged mean since the last log line
         self.counts: dict[str, int] = {}
@@ -79,8 +86,11 @@ class Engine:
         beta = ema_beta(self.batch_size, 1000 * self.values["ema_half_life"])
         for name, average in self.ema.items():
             ema_update(average, getattr(self.gan, name), beta)
+        stats = self._reduced_stats()
         if self.gan.observes:
-            self.gan.observe(self._reduced_stats())
+            self.gan.observe(stats)
+        if self.adaptive_strength is not None and self.gan.recognises_reals in stats:
+            self.adaptive_strength.update(2 * stats[self.gan.recognises_reals] - 1, self.batch_size)
         self.clock = Clock(self.clock.step + 1, self.clock.images_seen + self.batch_size)
         before = self.values
         self._start_step()
@@ -98,7 +108,7 @@ class Engine:
         position = round(phase.batch_scale * self.clock.images_seen)
         indices = self.reals.indices(key, repeat, position, n)
         first, last = self.processes.share(n)
-        if first == last:
+        if n < self.processes.count:  # and not where only this process has none: the others would wait for it
             raise UserError(f"batch_size={self.batch_size}: too small to give each of {self.processes.count} processes a sample "
                             f"in phase {phase.name} ({n} samples)")
         chunk = self.config.micro_batch or n
@@ -127,16 +137,26 @@ class Engine:
 
     def _start_step(self) -> None:
         self.values = self.schedules.at(self.clock)
+        if self.adaptive_strength is not None:
+            self.values["augment_strength"] = float(self.adaptive_strength.strength)
         self.batch_size = max(1, round(self.values["batch_size"]))
         self.gan.set_progress(self.clock, self.values)
         for optimizer in self.optimizers.values():
             optimizer.set_values(self.values)
 
-    def _quantities(self) -> dict[str, Any]:
+    def _check_augmentation(self) -> None:
         config = self.config
-        numbers = {k: config.optim[k] for k in optimizer_fields(config.optim["name"]) if not isinstance(config.optim[k], bool)}
-        numbers |= {name: float(getattr(config, name)) for name in ("batch_size", "ema_half_life", "augment_strength")}
-        return numbers | dict(self.gan.schedules())
+        if self.adaptive_strength is not None:
+            if self.gan.recognises_reals is None:
+                raise UserError(f"augment.adaptive=true: gan={config.gan.name} does not report how often D recognises reals; "
+                                "schedule augment_strength instead")
+        elif getattr(self.augment, "uses_strength", False):
+            if not config.augment_strength and "augment_strength" not in config.schedule:
+                raise UserError(f"augment={config.augment['name']}: at augment_strength=0 it does nothing; set augment_strength, "
+                                "schedule.augment_strength.final or augment.adaptive=true")
+        elif config.augment_strength:
+            raise UserError(f"augment_strength={config.augment_strength}: augment={config.augment['name']} has no strength; "
+                            "use augment=ada")
 
     def _check_phases(self) -> None:
         names = [phase.name for phase in self.phases]
@@ -176,7 +196,8 @@ class Engine:
             images = images.contiguous(memory_format=torch.channels_last)
         shared = self._shared[phase.same_batch_as][i] if phase.same_batch_as else {}
         scale = self.scalers[phase.trains].get_scale() if self.scalers[phase.trains].is_enabled() else 1.0
-        return MicroBatch(images, labels, draws, low, high, shared, keep_graph=one, grad_scale=scale)
+        strength = self.values.get("augment_strength", 1.0)
+        return MicroBatch(images, labels, draws, low, high, shared, one, scale, self.augment, strength)
 
     def _total(self, phase: Phase, batch: MicroBatch, n: int) -> Tensor:
         """The micro-batch's share of the mean loss over the global batch of n."""
@@ -196,7 +217,7 @@ class Engine:
             mean = sum(batch.means[name] * (len(batch) / n) for batch in micro_batches)
             full = f"{phase.name}/{name}"
             self._add(full, mean)
-            if full in self.gan.observes:
+            if full in self.observed:
                 self._stats.setdefault(full, []).append(mean)
         for name in micro_batches[0].joined:
             full = f"{phase.name}/{name}"
@@ -295,6 +316,7 @@ class Engine:
             "ema": {name: module.state_dict() for name, module in self.ema.items()},
             "optimizers": {name: o.optimizer.state_dict() for name, o in self.optimizers.items()},
             "scalers": {name: scaler.state_dict() for name, scaler in self.scalers.items()},
+            "augment": {} if self.adaptive_strength is None else self.adaptive_strength.state_dict(),
             "bad_in_a_row": dict(self.bad_in_a_row),
             "log": {name: [float(total), self.counts[name]] for name, total in zip(names, totals, strict=True)},
         }
@@ -310,6 +332,8 @@ class Engine:
         for name, scaler in self.scalers.items():
             if scaler.is_enabled():
                 scaler.load_state_dict(state["scalers"][name])
+        if self.adaptive_strength is not None:
+            self.adaptive_strength.load_state_dict(state["augment"])
         self.bad_in_a_row = dict(state["bad_in_a_row"])
         for name, (total, count) in state["log"].items():
             self.totals[name] = torch.tensor(total if self.processes.first else 0.0, device=self.device)
@@ -319,3 +343,13 @@ class Engine:
     def ema_gan(self) -> GAN:
         """A view of the GAN with its EMA copies, for sampling."""
         return self.gan.with_modules(self.ema)
+
+
+def quantities(config: Config, gan: GAN, channels: int) -> dict[str, Any]:
+    """What may be scheduled in this run: name -> its option's value, or the model's own function of the clock."""
+    numbers = {k: config.optim[k] for k in optimizer_fields(config.optim["name"]) if not isinstance(config.optim[k], bool)}
+    names = ["batch_size", "ema_half_life"]
+    pipe = build_augment(config.augment, channels)
+    if getattr(pipe, "uses_strength", False) and build_adaptive_strength(config.augment) is None:
+        names.append("augment_strength")
+    return numbers | {name: float(getattr(config, name)) for name in names} | dict(gan.schedules())

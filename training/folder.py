@@ -54,8 +54,11 @@ def make(folder: RunFolder, option: str) -> None:
 
 def check_free(run_dir: str | None) -> None:
     """UserError if ``run_dir`` holds a run."""
-    if run_dir is not None and RunFolder(Path(run_dir).expanduser()).holds_run:
-        raise UserError(f"run_dir={run_dir}: holds a run already; go on with resume={run_dir}, or give another folder")
+    try:
+        if run_dir is not None and RunFolder(Path(run_dir).expanduser()).holds_run:
+            raise UserError(f"run_dir={run_dir}: holds a run already; go on with resume={run_dir}, or give another folder")
+    except OSError as error:
+        raise UserError(f"run_dir={run_dir}: cannot be a folder ({error.strerror}); give another one") from error
 
 
 def open_new(run_dir: str | None, gan: str, dataset: str) -> RunFolder:

@@ -8,6 +8,7 @@ import yaml
 
 import gans
 from data import DatasetOptions
+from data.augment import AUGMENTS
 from losses import LOSSES, PENALTIES
 from training.cli import Arguments, compose, groups
 from training.config import (
@@ -61,6 +62,7 @@ def help_text(arguments: Arguments) -> str:
         "dataset": DatasetOptions,
         f"loss ({config.loss['name']})": LOSSES[config.loss["name"]],
         f"penalty ({config.penalty['name']})": PENALTIES[config.penalty["name"]],
+        f"augment ({config.augment['name']})": AUGMENTS[config.augment["name"]],
         f"optim ({config.optim['name']}); optim.<generator|discriminator>.lr and so on for one set of parameters":
             OPTIMIZERS[config.optim["name"]],
         "schedule.<quantity>, for lr, beta2, gamma, batch_size and others that are numbers": ScheduleOptions,

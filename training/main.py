@@ -18,7 +18,7 @@ from training import checkpoint
 from training.cli import Arguments, one_line
 from training.config import Config, build_config, check_resume, flatten
 from training.draws import key
-from training.engine import Diverged
+from training.engine import Diverged, quantities
 from training.folder import RunFolder, check_free, find_resumed, make, open_new
 from training.processes import Processes
 from training.trainer import Stopped, Trainer
@@ -44,7 +44,7 @@ def train(values: dict[str, Any], arguments: Arguments) -> int:
     try:
         _set_backends(config)
         source, gan = build(config)
-        left_out += _drop_foreign_schedules(config, gan, arguments)
+        left_out += _drop_foreign_schedules(config, gan, source.spec.channels, arguments)
         if left_out and processes.first:
             print(f"left out, since the chosen parts have no such options: {', '.join(left_out)}")
         if start is not None and start.get("content_hash") != source.content_hash:
@@ -150,13 +150,11 @@ def _put(values: dict[str, Any], path: list[str], value: Any) -> None:
     values[path[-1]] = value
 
 
-def _drop_foreign_schedules(config: Config, gan: gans.GAN, arguments: Arguments) -> list[str]:
+def _drop_foreign_schedules(config: Config, gan: gans.GAN, channels: int, arguments: Arguments) -> list[str]:
     """Leave out a recipe's schedules of quantities that the user's choice of parts does not have."""
-    from training.optimizers import optimizer_fields
-
-    if not set(arguments.chosen) & {"loss", "penalty", "optim"}:
+    if not set(arguments.chosen) & {"loss", "penalty", "augment", "optim"}:
         return []
-    known = {*optimizer_fields(config.optim["name"]), "batch_size", "ema_half_life", "augment_strength", *gan.schedules()}
+    known = quantities(config, gan, channels)
     typed = [e for e in arguments.explicit if e.startswith("schedule.")]
     foreign = [
         name for name in config.schedule

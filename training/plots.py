@@ -119,7 +119,8 @@ def _panels(lines: list[Mapping[str, Any]]) -> tuple[list[_Panel], dict[str, flo
         elif not re.match(r"loss($|_)", name) and PENALTY.search(name):
             penalties.series[f"{group} {name}"] = y
         else:
-            losses.setdefault(group, _Panel(f"Loss: {group.replace('_', ' ')}", noisy=True)).series[name.removeprefix("loss_")] = y
+            panel = losses.setdefault(group, _Panel(f"Loss: {group.replace('_', ' ')}", noisy=True))
+            panel.series[name.removeprefix("loss_")] = y
     for panel in losses.values():  # a phase of one term: its loss is that term
         total = panel.series.pop("loss", None)
         if total is not None and not (len(panel.series) == 1 and np.allclose(*panel.series.values(), total, equal_nan=True)):

@@ -258,8 +258,6 @@ class Trainer:
             say(f"evaluation: {self.evaluate.describe()}")
         if split and coupled:
             say(f"batch-coupled layers see one micro-batch of one process at a time: {', '.join(coupled)}")
-        if "augment_strength" in self.config.schedule or self.config.augment_strength:
-            say("augmentation strength is scheduled, but there is no augmentation pipe yet: images pass unchanged")
 
     @contextlib.contextmanager
     def _signals(self):
