@@ -1,5 +1,7 @@
 """The driver's side of augmentation: which strength reaches the pipe, and that partitions and resumes do not change it."""
 
+import copy
+
 import pytest
 import torch
 
@@ -68,7 +70,7 @@ def test_adaptive_strength_follows_what_the_loss_calls_recognising_reals(loss, r
     assert made.values["augment_strength"] == float(expected.strength)
 
     resumed = engine(*options)
-    resumed.load_state(made.state())
+    resumed.load_state(copy.deepcopy(made.state()))
     made.step()
     resumed.step()
     for a, b in zip(made.gan.state_dict().values(), resumed.gan.state_dict().values()):
