@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -46,7 +47,8 @@ def write(
         torch.save({"key": dict(key), "content": content}, temporary)
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         say(f"cannot keep {path} for the next time ({' '.join(str(error).split())[:200]})")
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from data import DataSource, to_float
 from errors import UserError, nearest
 from metrics.cache import weights_hash
-from metrics.classifier import RESIZER, VERSION, classifier_for
+from metrics.classifier import RESIZER, VERSION, WIDTH, classifier_for
 from metrics.digits import digits_classifier
 from metrics.random_state import apart
 
@@ -206,7 +206,7 @@ def _classifier(name: str, request: Request) -> Extractor:
     judge = classifier_for(source.images, source.labels, source.spec.classes, source.content_hash, request.cache, request.say)
     judge.network.to(request.device)
     protocol = {
-        "layer": "128 features before the last", "weights_hash": judge.weights_hash, "resizer": RESIZER, "version": VERSION,
+        "layer": f"{4 * WIDTH} features before the last", "weights_hash": judge.weights_hash, "resizer": RESIZER, "version": VERSION,
         "trained_on": source.content_hash, "held_out_accuracy": judge.held_out_accuracy, "held_out_images": judge.held_out,
     }  # fmt: skip
     return Extractor(name, judge, request.device, True, True, protocol)
