@@ -30,9 +30,10 @@ class StubBatch:
 
     def __init__(self, images, labels=None, draws=None, grad_scale=1.0):
         self.images, self.labels, self.draws, self.grad_scale = images, labels, draws or {}, grad_scale
-        self.shared, self.reports, self.augmented = {}, {}, {}
+        self.shared, self.reports, self.augmented, self.with_graph = {}, {}, {}, {}
 
     def draw(self, purpose, shape=(), kind="normal", high=0):
+        self.with_graph[purpose] = torch.is_grad_enabled()
         shape = (shape,) if isinstance(shape, int) else shape
         if purpose not in self.draws:
             generator = torch.Generator().manual_seed(sum(map(ord, purpose)))
@@ -42,6 +43,7 @@ class StubBatch:
 
     def augment(self, images, purpose):
         self.augmented[purpose] = images
+        self.with_graph[purpose] = torch.is_grad_enabled()
         return images
 
     def report(self, name, value, reduce="mean"):
@@ -201,6 +203,22 @@ def test_the_penalty_sees_images_before_augmentation():
     leaf = (2 * images).requires_grad_()
     (gradient,) = torch.autograd.grad(gan.discriminator(leaf).sum(), leaf)
     torch.testing.assert_close(batch.reports["r1"], 4 * gradient.square().sum((1, 2, 3)))
+
+
+def test_no_graph_is_built_where_none_is_needed():
+    gan = toy()
+    batch = StubBatch(torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 0]))
+    gan.discriminator_loss(batch)
+    assert batch.with_graph == {"z": False, "real": True, "fake": True}
+    gan.generator_loss(batch)
+    assert batch.with_graph == {"z": True, "real": False, "fake": True}
+
+
+def test_the_penalty_gets_the_grad_scale(monkeypatch):
+    gan, seen = toy(), []
+    monkeypatch.setattr(type(gan.penalty), "values", lambda self, at: seen.append(at.grad_scale) or {})
+    gan.discriminator_loss(StubBatch(torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 0]), grad_scale=256.0))
+    assert seen == [256.0]
 
 
 def test_grad_scale_cancels():
