@@ -72,6 +72,8 @@ def test_features_are_the_penultimate_layer():
 def test_predictions_do_not_depend_on_the_company():
     classifier, (images, _) = digits_classifier(), held_out()
     images = images.repeat(4, 1, 1, 1)[:1100]  # more than one internal part
+    features = classifier.features(images)
+    assert torch.allclose(features[1050:1052], classifier.features(images[1050:1052]), atol=1e-4)
     assert torch.equal(classifier.predict(images), torch.cat([classifier.predict(part) for part in images.split(301)]))
 
 
