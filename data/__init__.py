@@ -3,6 +3,8 @@
     source = data.build(DatasetOptions(name="digits"))
     images, labels = source.batch(torch.tensor([0, 1]))        # uint8, int64
     x = data.to_float(images)                                  # [-1, 1]
+
+``python -m data.check PATH`` says what is wrong with files before they are trained on.
 """
 
 from __future__ import annotations
@@ -10,26 +12,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import torch
-
-from data import archive, cifar10, digits
+from data import archive, celeba, cifar10, digits, folder, lsun, mnist
 from data.options import DatasetOptions
 from data.source import DataSource, Spec, require, to_float, to_uint8
+from data.store import builder
 from errors import UserError, nearest
 
 __all__ = ["DATASETS", "DataSource", "DatasetOptions", "Spec", "build", "require", "to_float", "to_uint8"]
 
 
 def _known(images: str, classes: int | None = None) -> Callable[[DatasetOptions], DataSource]:
-    """A dataset that users turn into a zip themselves; ``images`` says of what."""
+    """A dataset that users bring themselves, as a zip or a folder; ``images`` says of what."""
     labels = ", with labels" if classes else ""
-    return partial(archive.build, wanted=f"FILE.zip, a {archive.FORMAT} of {images}{labels}", classes=classes)
+    return builder(partial(folder.collect, wanted=f"FILE.zip, a {archive.FORMAT} of {images}{labels}", classes=classes))
 
 
-DATASETS: dict[str, Callable[[DatasetOptions], DataSource]] = {
+DATASETS: dict[str, Callable[..., DataSource]] = {
     "digits": digits.build,
-    "cifar10": cifar10.build,
+    "folder": folder.build,
     "zip": archive.build,
+    "mnist": mnist.build,
+    "fashion_mnist": mnist.build,
+    "cifar10": cifar10.build,
+    "cifar100": cifar10.build,
+    "celeba": celeba.build,
+    "lsun": lsun.build,
     "ffhq64": _known("the 70,000 FFHQ images at 64x64"),
     "ffhq256": _known("the 70,000 FFHQ images at 256x256"),
     "imagenet32": _known("the 1,281,167 ImageNet training images at 32x32", classes=1000),
@@ -45,17 +52,11 @@ def build(options: DatasetOptions, need_labels: bool | None = None) -> DataSourc
     """
     if options.name not in DATASETS:
         raise UserError(f"dataset.name={options.name}: no such dataset, {nearest(options.name, DATASETS)}")
-    if options.resolution is not None and options.resolution < 1:
-        raise UserError(f"dataset.resolution={options.resolution}: allowed: 1 or more pixels, or null for the native resolution")
-    if options.workers < 0:
-        raise UserError(f"dataset.workers={options.workers}: allowed: 0 (the calling thread) or more")
+    options.check()
     source = DATASETS[options.name](options)
     if need_labels and not source.spec.classes:
         raise UserError(
             f"dataset={options.name} has no labels and this model needs them: give a zip whose dataset.json has labels, "
             "or train an unconditional model"
         )
-    if need_labels is False and source.spec.classes:
-        spec = Spec(source.spec.name, source.spec.resolution, source.spec.channels, classes=0)
-        source = DataSource(source.images, torch.full_like(source.labels, -1), spec)
-    return source
+    return source.unlabelled() if need_labels is False else source

@@ -1,114 +1,144 @@
-"""CIFAR-10 (Krizhevsky, 2009): 50,000 training images of 32 x 32 in 10 classes.
+"""CIFAR-10 and CIFAR-100 (Krizhevsky, 2009): 50,000 training images of 32 x 32 in 10 or 100 classes each.
 
-Read from a StyleGAN/EDM dataset zip, from the extracted ``cifar-10-batches-py`` folder, or downloaded by torchvision.
+Read from torchvision's own files (the extracted ``cifar-10-batches-py`` or ``cifar-100-python`` folder), a zip or a folder of
+images, or downloaded by torchvision.
 """
 
 from __future__ import annotations
 
-import http.client
-import os
 import pickle
-import socket
-import tarfile
-import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from PIL import Image
-from torch import Tensor
 
-from data import archive
-from data.decode import check_memory, resize_square
+from data import archive, arrays, folder
+from data.collection import Collection
+from data.decode import EXTENSIONS
+from data.download import TIMEOUT, downloaded
 from data.options import DatasetOptions, location
-from data.source import DataSource, Spec
+from data.store import builder
 from errors import UserError
 
 CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CLASS_NAMES_100 = tuple(
+    """apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
+    caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant
+    flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man
+    maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree
+    plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail
+    snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout
+    tulip turtle wardrobe whale willow_tree wolf woman worm""".split()
+)
 FOLDER = "cifar-10-batches-py"
-BATCHES = {"train": [f"data_batch_{k}" for k in range(1, 6)], "test": ["test_batch"]}
-WANTED = f"the extracted {FOLDER} folder, or a {archive.FORMAT}"
-TIMEOUT = 30.0  # seconds without a byte after which a download is given up
+__all__ = ["TIMEOUT", "build", "collect"]
 
 
-def build(options: DatasetOptions, split: str = "train") -> DataSource:
-    """The images of one ``split`` ("train" or "test"; a zip has no splits and is read whole), and their labels.
+@dataclass(frozen=True)
+class Form:
+    """Where torchvision's files lie and what they hold: batch files of a split, and the entry with the labels."""
 
-    UserError if ``options.path`` is neither form, or if it is unset and nothing can be downloaded.
+    title: str
+    kind: str  # torchvision's class
+    folder: str
+    batches: dict[str, list[str]]
+    labels: str
+    class_names: tuple[str, ...]
+
+    @property
+    def wanted(self) -> str:
+        """What a path may be."""
+        return f"the extracted {self.folder} folder, or a {archive.FORMAT}"
+
+
+FORMS = {
+    "cifar10": Form("CIFAR-10", "CIFAR10", FOLDER, {"train": [f"data_batch_{k}" for k in range(1, 6)], "test": ["test_batch"]},
+                    "labels", CLASS_NAMES),
+    "cifar100": Form("CIFAR-100", "CIFAR100", "cifar-100-python", {"train": ["train"], "test": ["test"]}, "fine_labels",
+                     CLASS_NAMES_100),
+}  # fmt: skip
+
+
+def collect(options: DatasetOptions, split: str = "train") -> Collection:
+    """The images of one ``split`` ("train" or "test"; zips and folders of images have none and are read whole), with labels.
+
+    UserError if ``options.path`` is of no known form, or if it is unset and nothing can be downloaded.
     """
+    form = FORMS[options.name]
     if options.path is None:
-        folder = downloaded(Path(options.download_dir).expanduser())
+        shown = f"dataset={options.name}"
+        place = download(form, Path(options.download_dir).expanduser())
     else:
-        path = location(options, WANTED)
-        if path.is_file():
-            return archive.build(options, wanted=WANTED, classes=10, class_names=CLASS_NAMES)
-        folder = find_folder(path)
-        if folder is None:
-            raise UserError(f"dataset.path={options.path} holds no {BATCHES['train'][0]}; wanted: {WANTED}")
-    parts = [read_batch(folder / name) for name in BATCHES[split]]
-    images, labels = torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
-    if options.resolution not in (None, images.shape[-1]):
-        images = _resize(images, options.resolution)
-    return DataSource(images, labels, Spec(options.name, images.shape[-1], 3, 10, CLASS_NAMES))
+        shown = f"dataset.path={options.path}"
+        path = location(options, form.wanted)
+        place = find_folder(path, form) if path.is_dir() else None
+        if place is None:
+            if path.is_dir() and not any(name.lower().endswith(EXTENSIONS) for name, _, _ in folder.walk(path)):
+                raise UserError(f"{shown} holds no {form.batches['train'][0]}; wanted: {form.wanted}, or a folder of images")
+            found = folder.collect(options, form.wanted, len(form.class_names), form.class_names)
+            if split != "train":
+                raise UserError(f"{shown}: these images are one set, without a {split} part; give its own path")
+            return found
+    files = [place / name for name in form.batches[split]]
+
+    def read() -> tuple[np.ndarray, np.ndarray]:
+        parts = [read_batch(file, form) for file in files]
+        return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
+
+    return arrays.collection(shown, form.title, files, read, form.class_names)
 
 
-def find_folder(path: Path) -> Path | None:
+build = builder(collect)
+
+
+def find_folder(path: Path, form: Form) -> Path | None:
     """The folder with the batch files: ``path`` itself or the standard one inside it; None if neither has them."""
-    return next((folder for folder in (path, path / FOLDER) if (folder / BATCHES["train"][0]).is_file()), None)
+    first = form.batches["train"][0]
+    return next((place for place in (path, path / form.folder) if (place / first).is_file()), None)
 
 
-def downloaded(root: Path) -> Path:
-    """The batch folder under ``root``, from an earlier download or a new one.
+def download(form: Form, root: Path) -> Path:
+    """The batch folder under ``root``, from an earlier download or a new one, checked (MD5)."""
 
-    The download is unpacked and checked (MD5) in a temporary folder and then renamed: one that fails leaves nothing behind.
-    """
-    from torchvision.datasets import CIFAR10  # a second that the other forms need not pay
-    from torchvision.datasets.utils import check_integrity, extract_archive
+    def fill(temporary: Path) -> None:
+        import torchvision.datasets  # a second that the other forms need not pay
+        from torchvision.datasets.utils import check_integrity, extract_archive
 
-    folder = root / FOLDER
-    if find_folder(folder) is not None:
-        return folder
-    timeout = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(TIMEOUT)  # torchvision sets none and would wait for ever on a dead connection
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=root, prefix=".cifar10-") as temporary:
-            ready = root / CIFAR10.filename
-            if check_integrity(ready, CIFAR10.tgz_md5):
-                extract_archive(ready, temporary)
-            else:
-                CIFAR10(temporary, download=True)
-            os.replace(Path(temporary) / FOLDER, folder)
-    except (OSError, RuntimeError, EOFError, tarfile.TarError, http.client.HTTPException) as error:
-        if find_folder(folder) is not None:  # another process was faster
-            return folder
-        reason = " ".join(str(error).split())
-        raise UserError(f"CIFAR-10 could not be downloaded to {root} ({reason}): set dataset.path to {WANTED}") from error
-    finally:
-        socket.setdefaulttimeout(timeout)
-    return folder
+        kind = getattr(torchvision.datasets, form.kind)
+        ready = root / kind.filename
+        if check_integrity(ready, kind.tgz_md5):
+            extract_archive(ready, temporary)
+        else:
+            kind(temporary, download=True)
+
+    def complete(target: Path) -> bool:
+        return all((target / name).is_file() for names in form.batches.values() for name in names)
+
+    return downloaded(form.title, root, form.folder, complete, fill, f"set dataset.path to {form.wanted}")
 
 
-def read_batch(path: Path) -> tuple[Tensor, Tensor]:
-    """Images (n, 3, 32, 32) uint8 and labels (n,) int64 of one batch file; UserError if it is missing or not one."""
+def read_batch(path: Path, form: Form) -> tuple[np.ndarray, np.ndarray]:
+    """Images (n, 32, 32, 3) uint8 and labels (n,) int64 of one batch file; UserError if it is missing or not one."""
+    classes = len(form.class_names)
     try:
         with path.open("rb") as file:
             content = DataUnpickler(file).load()
         if not isinstance(content, dict):
             raise ValueError(f"holds a {type(content).__name__}")
         content = {key.decode() if isinstance(key, bytes) else key: value for key, value in content.items()}
-        pixels, labels = as_array(content["data"]), content["labels"]
-        if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 10 for label in labels):
-            raise ValueError("labels are not a list of numbers from 0 to 9")
+        pixels, labels = as_array(content["data"]), content[form.labels]
+        if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < classes for label in labels):
+            raise ValueError(f"labels are not a list of numbers from 0 to {classes - 1}")
         if pixels.shape != (len(labels), 3072):
             raise ValueError(f"data has shape {pixels.shape} for {len(labels)} labels")
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); wanted: {WANTED}") from error
+        raise UserError(f"{path}: cannot be read ({error.strerror}); wanted: {form.wanted}") from error
     except Exception as error:  # a damaged pickle can fail in any way
         reason = f"no entry {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
-        raise UserError(f"{path}: not a CIFAR-10 batch file, or a damaged one ({reason}); extract the archive anew") from error
-    return torch.from_numpy(pixels.reshape(-1, 3, 32, 32).copy()), torch.tensor(labels, dtype=torch.int64)
+        what = f"not a {form.title} batch file, or a damaged one"
+        raise UserError(f"{path}: {what} ({reason}); extract the archive anew") from error
+    return np.ascontiguousarray(pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), np.array(labels, dtype=np.int64)
 
 
 class Recorded:
@@ -158,11 +188,3 @@ def as_array(recorded: Any) -> np.ndarray:
     if getattr(dtype, "kind", None) != "dtype" or dtype.arguments[0] not in ("u1", b"u1") or fortran:
         raise ValueError("data is not an array of bytes in C order")
     return np.frombuffer(buffer, dtype=np.uint8).reshape(shape)
-
-
-def _resize(images: Tensor, resolution: int) -> Tensor:
-    check_memory(len(images), resolution)
-    resized = torch.empty(len(images), resolution, resolution, 3, dtype=torch.uint8)
-    for image, out in zip(images.permute(0, 2, 3, 1).numpy(), resized.numpy(), strict=True):
-        out[:] = np.asarray(resize_square(Image.fromarray(image), resolution))
-    return resized.permute(0, 3, 1, 2).contiguous()

@@ -1,24 +1,28 @@
-"""Encoded images -> one uint8 store: modes, rotation, crop, resize. Every failure names the image."""
+"""Encoded images -> 8-bit gray or RGB of one size: modes, rotation, padding, crop, resize. Every failure names the image."""
 
 from __future__ import annotations
 
 import io
+import itertools
+import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
-import torch
 from PIL import Image, ImageOps
-from torch import Tensor
-from tqdm import tqdm
 
+from data.collection import Facts
 from errors import UserError
 
 # Only these decoders are ever tried: Pillow's full list has formats that start external programs (EPS).
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
-CHUNK = 256  # images a task: one future for each of a million images would cost more memory than the images in flight
+CHUNK = 256  # the most images a task
+
+T, R = TypeVar("T"), TypeVar("R")
 
 
 def decode(encoded: bytes, name: str) -> Image.Image:
@@ -26,16 +30,26 @@ def decode(encoded: bytes, name: str) -> Image.Image:
 
     Transparent pixels are laid over white, 16-bit gray is scaled (not clipped) to 8 bits, EXIF rotation is applied.
     """
+    return examine(encoded, name)[0]
+
+
+def examine(encoded: bytes, name: str) -> tuple[Image.Image, Facts]:
+    """:func:`decode`, and how the image lay in its file."""
     try:
         image = Image.open(io.BytesIO(encoded), formats=FORMATS)
         image.load()
+        kind, mode, rotated = image.format or "?", image.mode, False
         if "exif" in image.info:
-            image = ImageOps.exif_transpose(image)
-        return _eight_bits(image)
+            upright = ImageOps.exif_transpose(image)
+            rotated = upright is not image and image.getexif().get(0x0112, 1) != 1
+            image = upright
+        return _eight_bits(image), Facts(kind, mode, *image.size, rotated)
     except MemoryError:
         raise
     except Exception as error:  # Pillow's decoders raise a dozen kinds for broken files (SyntaxError, struct.error, …)
         reason = "unknown image format" if isinstance(error, Image.UnidentifiedImageError) else " ".join(str(error).split())
+        if not encoded:
+            reason = "the file is empty"
         raise UserError(f"{name}: cannot be read as an image ({reason}); replace or remove it") from error
 
 
@@ -92,62 +106,48 @@ def _average(image: Image.Image, factor: int) -> Image.Image:
     return Image.fromarray(mean.astype(pixels.dtype).reshape(side, side, *pixels.shape[2:]))
 
 
-def decode_all(
-    names: Sequence[str], read: Callable[[str], bytes], resolution: int | None, workers: int, title: str = "data"
-) -> Tensor:
-    """Images ``names``, whose files' bytes ``read`` gives, as (N, C, resolution, resolution) uint8, in order.
+def pad(image: Image.Image, side: int) -> Image.Image:
+    """``image`` in the middle of black pixels, at least ``side`` wide and high; the extra pixel of odd differences is behind."""
+    width, height = max(image.width, side), max(image.height, side)
+    if image.size == (width, height):
+        return image
+    canvas = Image.new(image.mode, (width, height))
+    canvas.paste(image, ((width - image.width) // 2, (height - image.height) // 2))
+    return canvas
 
-    C is 1 if every image is gray and 3 otherwise. Without ``resolution`` all images must have one size, whose shorter side is
-    the resolution; UserError naming the first image that differs. ``workers`` threads decode.
+
+def in_threads(work: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
+    """``map(work, items)`` in ``workers`` threads, in order; the first failure (in order) stops the rest.
+
+    No more than two results a thread wait to be taken: a slow disk must not fill the memory.
     """
-    first = decode(read(names[0]), names[0])
-    side = resolution or min(first.size)
-    check_memory(len(names), side)
-    store = torch.empty(len(names), side, side, 3, dtype=torch.uint8)
-    pixels, gray = store.numpy(), np.zeros(len(names), dtype=bool)
-
-    def decode_chunk(start: int) -> int:
-        stop = min(start + CHUNK, len(names))
-        for index in range(start, stop):
-            image = decode(read(names[index]), names[index])
-            if resolution is None and image.size != first.size:
-                raise UserError(
-                    f"{names[index]} is {image.width}x{image.height}, {names[0]} is {first.width}x{first.height}: "
-                    "set dataset.resolution to crop and resize all images"
-                )
-            gray[index] = image.mode == "L"
-            pixels[index] = np.atleast_3d(resize_square(image, side))  # gray fills all three channels
-        return stop - start
-
-    with tqdm(total=len(names), desc=f"reading {title}", unit="image", disable=None, leave=False) as progress:
-        for count in in_threads(decode_chunk, range(0, len(names), CHUNK), workers):
-            progress.update(count)
-    if gray.all():
-        store = store[..., :1]
-    return store.permute(0, 3, 1, 2).contiguous()
-
-
-def in_threads(work: Callable[[int], int], items: Iterable[int], workers: int) -> Iterator[int]:
-    """``map(work, items)`` in ``workers`` threads, in order; the first failure (in order) stops the rest."""
     if workers == 0:
         yield from map(work, items)
         return
-    pool = ThreadPoolExecutor(workers)
+    pool, waiting, items = ThreadPoolExecutor(workers), deque(), iter(items)
     try:
-        yield from pool.map(work, items)
+        for item in itertools.islice(items, 2 * workers):
+            waiting.append(pool.submit(work, item))
+        while waiting:
+            yield waiting.popleft().result()
+            waiting.extend(pool.submit(work, item) for item in itertools.islice(items, 1))
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def check_memory(count: int, resolution: int) -> None:
     """Refuse a store larger than the machine's memory (UserError) rather than have the system kill the process."""
-    need = count * 3 * resolution**2
-    try:
-        have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # not every system tells
-        return
+    need, have = count * 3 * resolution**2, memory()
     if need > have:
         raise UserError(
             f"{count} images at {resolution}x{resolution} take {need / 2**30:.1f} GiB, this machine has {have / 2**30:.1f} GiB: "
             "lower dataset.resolution"
         )
+
+
+def memory() -> float:
+    """Bytes of memory of this machine; infinite where the system does not tell."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return math.inf

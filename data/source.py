@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from data.ahead import Ahead
+from data.decode import memory
+from data.findings import Findings
+from data.options import DatasetOptions
 from errors import UserError
 
 
@@ -30,14 +37,29 @@ class Spec:
 
 
 class DataSource:
-    """A dataset whose images are one tensor in memory.
+    """A dataset: one uint8 store of images, in memory or mapped from a file, with labels.
 
-    images  (N, channels, resolution, resolution) uint8.
-    labels  (N,) int64 class numbers, or -1 throughout when ``spec.classes`` is 0.
-    spec    see :class:`Spec`.
+    images    (N, channels, resolution, resolution) uint8.
+    labels    (N,) int64 class numbers, or -1 throughout when ``spec.classes`` is 0.
+    spec      see :class:`Spec`.
+    findings  what was seen of the files when they were read; None for data that has none.
+
+    hashes    ("labelled", "unlabelled") -> content hash where they are known already; computed when first asked for otherwise.
+    file      the file that ``images`` is mapped from, if it is.
+    options   ``memory_gb`` decides what is copied to the device, ``workers`` is the number of processes that read the rest.
     """
 
-    def __init__(self, images: Tensor, labels: Tensor, spec: Spec):
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        spec: Spec,
+        *,
+        hashes: Mapping[str, str] | None = None,
+        findings: Findings | None = None,
+        file: Path | None = None,
+        options: DatasetOptions | None = None,
+    ):
         expected = (len(images), spec.channels, spec.resolution, spec.resolution)
         if images.dtype != torch.uint8 or tuple(images.shape) != expected:
             raise ValueError(f"images must be uint8 {expected}, not {images.dtype} {tuple(images.shape)}")
@@ -47,38 +69,104 @@ class DataSource:
         if len(labels) and not low <= int(labels.min()) <= int(labels.max()) <= high:
             raise ValueError(f"labels span {int(labels.min())} .. {int(labels.max())}, spec.classes={spec.classes}")
         self.images, self.labels, self.spec = images, labels, spec
+        self.findings = findings
+        self._hashes, self._file, self._options = hashes, file, options
+        self._device = images.device
+        self._ahead: Ahead | None = None
 
     def __len__(self) -> int:
         return len(self.images)
 
     @property
     def device(self) -> torch.device:
-        """Where the store is, and where :meth:`batch` leaves its batches."""
-        return self.images.device
+        """Where :meth:`batch` leaves its batches."""
+        return self._device
 
     def to(self, device: torch.device | str) -> DataSource:
-        """Move the store to ``device``; returns this very source (as ``nn.Module.to`` does)."""
-        self.images, self.labels = self.images.to(device), self.labels.to(device)
+        """Batches come on ``device`` from now on; returns this very source (as ``nn.Module.to`` does).
+
+        The store itself moves there if it is not too large, and otherwise stays where it is.
+        """
+        self._device = torch.device(device)
+        if self.fits(self._device):
+            self.images = self.images.to(self._device)
+        self.labels = self.labels.to(self._device)
+        self._device = self.labels.device  # with its number
         return self
+
+    def fits(self, device: torch.device) -> bool:
+        """Whether the store may take that much of the device's memory."""
+        limit = None if self._options is None else self._options.memory_gb
+        return self.images.numel() <= (default_limit(device) if limit is None else limit * 1e9)
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor | None]:
         """Images (n, channels, resolution, resolution) uint8 and labels (n,) int64 (None when unlabelled), on the device.
 
         ``indices``: (n,) int64 on the CPU, each in [0, N); IndexError otherwise.
         """
-        indices = indices.to(self.device)
-        images = self.images[indices]
-        return images, self.labels[indices] if self.spec.classes else None
+        images = None if self._ahead is None else self._ahead.take(indices)
+        if images is None:
+            images = self.images[indices.to(self.images.device)]
+        if images.device != self._device:
+            images = images.to(self._device, non_blocking=True)
+        return images, self.labels[indices.to(self._device)] if self.spec.classes else None
 
-    @cached_property
+    @contextmanager
+    def ahead(self, coming: Iterable[Tensor]) -> Iterator[None]:
+        """Within: worker processes read ahead the batches of the indices in ``coming``, if the store is on disk.
+
+        It changes only how long :meth:`batch` takes: what is asked for is what comes, also in another order or not announced.
+        """
+        if self._file is None or self.images.device == self._device and self.fits(self._device) or not self._options.workers:
+            yield
+            return
+        self._ahead = Ahead(self._file, tuple(self.images.shape), coming, self._options.workers, self._device.type == "cuda")
+        try:
+            yield
+        finally:
+            self._ahead.close()
+            self._ahead = None
+
+    def unlabelled(self) -> DataSource:
+        """The same images without their labels."""
+        hashes = self._hashes and {"unlabelled": self._hashes["unlabelled"]}
+        spec = Spec(self.spec.name, self.spec.resolution, self.spec.channels, classes=0)
+        return DataSource(self.images, torch.full_like(self.labels, -1), spec, hashes=hashes, findings=self.findings,
+                          file=self._file, options=self._options)  # fmt: skip
+
+    @property
     def content_hash(self) -> str:
         """BLAKE2b (256 bits, hex) of the pixels, their shape and the labels: two sources with one hash hold the same data."""
-        digest = hashlib.blake2b(digest_size=32)
-        digest.update(repr(tuple(self.images.shape)).encode())
-        for part in self.images.split(4096):
-            digest.update(part.cpu().contiguous().numpy().data)
-        digest.update(self.labels.cpu().numpy().astype("<i8").data)
-        return digest.hexdigest()
+        if self._hashes is None:
+            self._hashes = content_hashes(self.images, self.labels)
+        return self._hashes["labelled" if self.spec.classes else "unlabelled"]
+
+    def report(self, batch_size: int | None = None) -> list[str]:
+        """What was found in the files, a line each, with what to do about it."""
+        if self.findings is None:
+            return []
+        options = self._options
+        lines = self.findings.lines(self.spec.resolution, options.pad_to, batch_size, strict=options.on_error == "strict")
+        return [str(line) for line in lines]
+
+
+def content_hashes(images: Tensor, labels: Tensor) -> dict[str, str]:
+    """``DataSource.content_hash`` with these labels and without any."""
+    digest = hashlib.blake2b(digest_size=32)
+    digest.update(repr(tuple(images.shape)).encode())
+    for part in images.split(4096):
+        digest.update(part.cpu().contiguous().numpy().data)
+    without = digest.copy()
+    digest.update(labels.cpu().numpy().astype("<i8").data)
+    without.update(np.full(len(labels), -1, "<i8").data)
+    return {"labelled": digest.hexdigest(), "unlabelled": without.hexdigest()}
+
+
+def default_limit(device: torch.device) -> float:
+    """Bytes that a store may take on ``device``: a quarter of a GPU's memory, half of the machine's without one."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory / 4
+    return memory() / 2
 
 
 def to_float(images: Tensor) -> Tensor:
