@@ -178,13 +178,13 @@ class Best:
 def extractor_in_group(name: str, request: Request, processes: Processes, say: Callable[[str], None]) -> Extractor:
     """The extractor ``name`` in every process: the first one trains or downloads what it takes, the others find it done."""
     made: Any = None
-    problem: str | None = None
+    problem: UserError | None = None
     if processes.first:
         try:
             request.say = say
             made = make(name, request)
         except UserError as error:
-            problem = str(error)
+            problem = error
     if processes.count > 1:
         problem = processes.broadcast(problem)
         if problem is None and not processes.first:
@@ -192,7 +192,7 @@ def extractor_in_group(name: str, request: Request, processes: Processes, say: C
             made = make(name, request)
         processes.wait()
     if problem is not None:
-        raise UserError(problem)
+        raise problem
     return made
 
 

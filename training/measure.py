@@ -244,7 +244,7 @@ def _check_fits(ours: Spec, theirs: Spec, dataset: DatasetOptions, option: str |
     if (ours.resolution, ours.channels) != (theirs.resolution, theirs.channels):
         raise UserError(
             f"{option}: images of {theirs.resolution} px and {theirs.channels} channels, wanted: {ours.resolution} px and "
-            f"{ours.channels} channels; set dataset.resolution={ours.resolution}, or give other data"
+            f"{ours.channels}; set dataset.resolution={ours.resolution}, or give other data"
         )
     if ours.classes and theirs.classes and ours.classes != theirs.classes:
         raise UserError(f"{option}: {theirs.classes} classes, wanted: {ours.classes}")
