@@ -82,10 +82,12 @@ class Findings:
         return found
 
     def lines(
-        self, resolution: int | None = None, pad_to: int | None = None, batch_size: int | None = None, strict: bool = True
-    ) -> Iterator[Line]:
-        """The report for training at ``resolution`` (None: native) in batches of ``batch_size``; each line says what to do."""
-        yield from self._unreadable(strict)
+        self, resolution: int | None = None, pad_to: int | None = None, batch_size: int | None = None, strict: bool = True,
+        most: int | None = None,
+    ) -> Iterator[Line]:  # fmt: skip
+        """The report for training at ``resolution`` (None: native) in batches of ``batch_size``; each line says what to do.
+        At ``most`` that many unreadable files are named (None: all)."""
+        yield from self._unreadable(strict, most)
         if not self.count:
             return
         yield Line("ok", f"{_images(self.count)}: {_counts(self.kinds)}")
@@ -100,8 +102,8 @@ class Findings:
         if batch_size is not None and self.count < batch_size:
             yield Line("stop", f"{_images(self.count)} for batch_size={batch_size}: lower batch_size or add images")
 
-    def _unreadable(self, strict: bool) -> Iterator[Line]:
-        for name, reason in self.unreadable:
+    def _unreadable(self, strict: bool, most: int | None) -> Iterator[Line]:
+        for name, reason in self.unreadable[:most]:
             yield Line("stop" if strict else "note", reason if name in reason else f"{name}: {reason}")
         if self.unreadable:
             count = _images(len(self.unreadable))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from data.ahead import Ahead
 from data.decode import memory
-from data.findings import Findings
+from data.findings import SHOWN, Findings
 from data.options import DatasetOptions
 from errors import UserError
 
@@ -141,13 +141,13 @@ class DataSource:
             self._hashes = content_hashes(self.images, self.labels)
         return self._hashes["labelled" if self.spec.classes else "unlabelled"]
 
-    def report(self, batch_size: int | None = None) -> list[str]:
-        """What was found in the files, a line each, with what to do about it."""
+    def report(self, brief: bool = False) -> list[str]:
+        """What was found in the files, a line each, with what to do about it; ``brief``: only what is worth a look."""
         if self.findings is None:
             return []
-        options = self._options
-        lines = self.findings.lines(self.spec.resolution, options.pad_to, batch_size, strict=options.on_error == "strict")
-        return [str(line) for line in lines]
+        strict, pad_to = self._options.on_error == "strict", self._options.pad_to
+        lines = self.findings.lines(self.spec.resolution, pad_to, strict=strict, most=SHOWN if brief else None)
+        return [line.text if brief else str(line) for line in lines if not (brief and line.level == "ok")]
 
 
 def content_hashes(images: Tensor, labels: Tensor) -> dict[str, str]:

@@ -188,7 +188,7 @@ def test_values_of_another_choice_are_left_out_unless_typed(base):
 
 CHANGES = {
     "gan.width": 32, "gan.conditional": True, "dataset.name": "zip", "dataset.path": "x.zip", "dataset.resolution": 32,
-    "dataset.xflip": True, "dataset.download_dir": "elsewhere", "loss.name": "hinge", "penalty.gamma": 0.25,
+    "dataset.pad_to": 32, "dataset.xflip": True, "dataset.download_dir": "elsewhere", "loss.name": "hinge", "penalty.gamma": 0.25,
     "penalty.interval": 4, "optim.lr": 1e-3, "optim.beta1": 0.5, "optim.generator": {"lr": 1e-3}, "schedule.lr.final": 1e-6,
     "schedule.lr.kind": "linear", "schedule.gamma": None, "schedule.weight_decay": {"final": 0.1}, "schedule_kimg": 7.0,
     "batch_size": 32, "seed": 1, "precision": "bf16", "channels_last": False, "deterministic": True, "clip_grad_norm": 1.0,
@@ -196,6 +196,7 @@ CHANGES = {
 }  # fmt: skip
 MAY_CHANGE = {
     "total_kimg": 48.0, "micro_batch": 16, "device": "cpu", "logger": ["tensorboard"], "dataset.workers": 0,
+    "dataset.cache": "elsewhere", "dataset.memory_gb": 1.0, "dataset.on_error": "skip",
     "sample.every_kimg": 1.0, "eval.every_kimg": 1.0, "checkpoint.every_kimg": 1.0, "checkpoint.keep": 9, "log.every_kimg": 3.0,
     "eval.metric": "none", "eval.extractor": "digits", "eval.cache": "elsewhere",
 }  # fmt: skip

@@ -18,7 +18,7 @@ from typing import Any
 from errors import UserError, nearest
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
-PATHS = ("run_dir", "resume", "dataset.path", "dataset.download_dir", "eval.cache")
+PATHS = ("run_dir", "resume", "dataset.path", "dataset.download_dir", "dataset.cache", "eval.cache")
 # of the scripts' options, never numbers even if they look like one
 TEXT = ("checkpoint", "out", "device", "compare", "cache", "inception_weights", "vgg_weights", *PATHS)
 FLAGS = {"-h": "help", "--help": "help", "-m": "multirun", "--multirun": "multirun", "-c": "cfg", "--cfg": "cfg"}

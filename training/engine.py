@@ -5,6 +5,7 @@ The engine is the part of the driver that decides what the weights become; train
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -28,6 +29,10 @@ MAX_BAD_IN_A_ROW = 3
 
 class Diverged(RuntimeError):
     """Gradients of one phase were not finite ``MAX_BAD_IN_A_ROW`` times in a row."""
+
+
+def _batch_size(values: Mapping[str, float]) -> int:
+    return max(1, round(values["batch_size"]))
 
 
 class Engine:
@@ -75,12 +80,9 @@ class Engine:
     def step(self) -> None:
         """Run every phase that is due, then once: EMA, ``observe``, the clock and what hangs on it."""
         self._shared, self._stats = {}, {}
-        for phase in self.phases:
-            if self.clock.step % phase.interval == 0:
-                repeats = phase.repeats(self.clock) if callable(phase.repeats) else phase.repeats
-                for repeat in range(repeats):
-                    self.gradients(phase, repeat)
-                    self._update(phase)
+        for phase, repeat in self._due(self.clock):
+            self.gradients(phase, repeat)
+            self._update(phase)
         self._shared = {}
         self._average_batchnorm_statistics()
         beta = ema_beta(self.batch_size, 1000 * self.values["ema_half_life"])
@@ -102,18 +104,9 @@ class Engine:
     def gradients(self, phase: Phase, repeat: int = 0) -> None:
         """Leave in ``.grad`` of the set that ``phase`` trains the gradient of its loss over the global batch (scaled by
         the set's loss scaler under fp16)."""
-        n = max(1, round(phase.batch_scale * self.batch_size))
-        key = phase.same_batch_as or phase.name
-        draws = Draws(self.config.seed, self.clock.step, key, repeat, n)
-        position = round(phase.batch_scale * self.clock.images_seen)
-        indices = self.reals.indices(key, repeat, position, n)
-        first, last = self.processes.share(n)
-        if n < self.processes.count:  # and not where only this process has none: the others would wait for it
-            raise UserError(f"batch_size={self.batch_size}: too small to give each of {self.processes.count} processes a sample "
-                            f"in phase {phase.name} ({n} samples)")
-        chunk = self.config.micro_batch or n
-        edges = [*range(first, last, chunk), last]
-        one = len(edges) == 2
+        indices, edges = self._reals(phase, repeat, self.clock, self.batch_size)
+        n, one = len(indices), len(edges) == 2
+        draws = Draws(self.config.seed, self.clock.step, phase.same_batch_as or phase.name, repeat, n)
 
         self._require_grad(frozenset({phase.trains, *(phase.keeps_graph if one else ())}))
         parameters, scaler = self.sets[phase.trains], self.scalers[phase.trains]
@@ -133,13 +126,43 @@ class Engine:
             raise ValueError(f"phase {phase.name!r}: its loss does not depend on any parameter of {phase.trains!r}")
         self.processes.sum_(grads)
 
+    def coming(self) -> Iterator[Tensor]:
+        """Indices of the real images of every micro-batch from here on, without end, in the order they will be asked for."""
+        clock, batch_size = self.clock, self.batch_size
+        while True:
+            for phase, repeat in self._due(clock):
+                indices, edges = self._reals(phase, repeat, clock, batch_size)
+                for low, high in zip(edges, edges[1:], strict=False):
+                    yield indices[low:high]
+            clock = Clock(clock.step + 1, clock.images_seen + batch_size)
+            batch_size = _batch_size(self.schedules.at(clock))
+
     # inside a step -----------------------------------------------------------------------------------------------------
+
+    def _due(self, clock: Clock) -> Iterator[tuple[Phase, int]]:
+        """(phase, repeat) of the step at ``clock``, in order."""
+        for phase in self.phases:
+            if clock.step % phase.interval == 0:
+                repeats = phase.repeats(clock) if callable(phase.repeats) else phase.repeats
+                for repeat in range(repeats):
+                    yield phase, repeat
+
+    def _reals(self, phase: Phase, repeat: int, clock: Clock, batch_size: int) -> tuple[Tensor, list[int]]:
+        """(indices (n,) of the phase's global batch, the edges in it of this process's micro-batches)."""
+        n = max(1, round(phase.batch_scale * batch_size))
+        position = round(phase.batch_scale * clock.images_seen)
+        indices = self.reals.indices(phase.same_batch_as or phase.name, repeat, position, n)
+        first, last = self.processes.share(n)
+        if n < self.processes.count:  # and not where only this process has none: the others would wait for it
+            raise UserError(f"batch_size={batch_size}: too small to give each of {self.processes.count} processes a sample "
+                            f"in phase {phase.name} ({n} samples)")
+        return indices, [*range(first, last, self.config.micro_batch or n), last]
 
     def _start_step(self) -> None:
         self.values = self.schedules.at(self.clock)
         if self.adaptive_strength is not None:
             self.values["augment_strength"] = float(self.adaptive_strength.strength)
-        self.batch_size = max(1, round(self.values["batch_size"]))
+        self.batch_size = _batch_size(self.values)
         self.gan.set_progress(self.clock, self.values)
         for optimizer in self.optimizers.values():
             optimizer.set_values(self.values)

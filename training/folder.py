@@ -39,6 +39,11 @@ class RunFolder:
         temporary.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
         os.replace(temporary, self.config)
 
+    def write_report(self, lines: list[str]) -> None:
+        """Write data.txt: what was found in the data's files, those that were left out among them."""
+        if lines:
+            self.path.joinpath("data.txt").write_text("".join(f"{line}\n" for line in lines), errors="surrogateescape")
+
 
 def make(folder: RunFolder, option: str) -> None:
     """Create what is missing of the folder; UserError naming ``option`` if nothing can be written there."""

@@ -47,6 +47,9 @@ def train(values: dict[str, Any], arguments: Arguments) -> int:
         left_out += _drop_foreign_schedules(config, gan, source.spec.channels, arguments)
         if left_out and processes.first:
             print(f"left out, since the chosen parts have no such options: {', '.join(left_out)}")
+        if processes.first:
+            for line in source.report(brief=True):
+                print(f"data: {line}")
         if start is not None and start.get("content_hash") != source.content_hash:
             raise UserError(f"dataset.path={config.dataset.path}: not the images and labels that the run was started with")
         trainer = _trainer(gan, source, config, processes, folder, start)
@@ -54,6 +57,8 @@ def train(values: dict[str, Any], arguments: Arguments) -> int:
             trainer.folder = _new_folder(config, processes)
         elif start is None and processes.first:
             make(folder, "resume")
+        if processes.first:
+            trainer.folder.write_report(source.report())
         return _run(trainer)
     finally:
         processes.close()

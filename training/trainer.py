@@ -76,7 +76,7 @@ class Trainer:
             self._save()
         self._mark_time()
 
-        with self._signals(), self._watch_determinism():
+        with self._signals(), self._watch_determinism(), self.source.ahead(engine.coming()):
             while engine.clock.images_seen < self.total_images:
                 before = engine.clock
                 engine.step()
