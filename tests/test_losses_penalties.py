@@ -75,6 +75,12 @@ def test_r1_r2_is_both_and_uses_the_logits_at_hand():
     torch.testing.assert_close(penalty.terms({"r1": torch.ones(2)}, 3.0)["r1"], torch.full((2,), 1.5))
 
 
+def test_one_sided_spares_norms_below_the_centre():
+    norms = torch.tensor([0.5, 1.0, 3.0])
+    assert PENALTIES["wgan_gp"]().value(norms).tolist() == [0.25, 0.0, 4.0]
+    assert PENALTIES["wgan_gp"](one_sided=True).value(norms).tolist() == [0.0, 0.0, 4.0]
+
+
 def test_weights_and_schedules():
     assert build_penalty({"name": "none"}).schedules() == {} and build_penalty({"name": "none"}).terms({}) == {}
     assert build_penalty({"name": "r1", "gamma": 3}).schedules() == {"gamma": 3.0}

@@ -155,6 +155,18 @@ def test_low_precision_is_close_and_leaves_in_fp32(dtype, tolerance):
     assert torch.equal(g(z, labels), images) and torch.equal(d(images, labels), logits)
 
 
+@pytest.mark.parametrize("classes", [0, 3])
+def test_ends_stay_in_fp32_when_every_stage_is_low(classes):
+    g, d = pair(2, classes=classes)
+    for net in (g, d):
+        net.set_precision(torch.bfloat16, stages=2)
+    seen = []
+    d.basis.register_forward_hook(lambda module, args, out: seen.extend([args[0].dtype, out.dtype]))
+    labels = torch.tensor([0, 1]) if classes else None
+    images = g(torch.randn(2, 8), labels)
+    assert images.dtype == d(images, labels).dtype == torch.float32 and seen == [torch.float32] * 2
+
+
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_channels_last_is_equal_and_kept(dtype):
     g, d = pair(4)
