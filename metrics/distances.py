@@ -1,7 +1,7 @@
 """Distances between two sets of images, as functions of their features. torch-fidelity computes what it has.
 
 Features are (n, d) float32 on the CPU; "fake" is what is scored, "real" the reference. Each function needs enough samples
-and says so with ValueError.
+and says so with TooFew.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ import torch
 from torch import Tensor
 
 BLOCK = 2048  # rows of a distance matrix at once: memory, not results
+
+
+class TooFew(ValueError):
+    """Fewer images than a metric needs."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class RunningStatistics:
     def result(self) -> Statistics:
         """Of all parts so far, at least 2 images."""
         if self.n < 2:
-            raise ValueError(f"a covariance needs at least 2 images, got {self.n}")
+            raise TooFew(f"a covariance needs at least 2 images, got {self.n}")
         mean = self.total / self.n
         covariance = (self.products - self.n * torch.outer(mean, mean)) / (self.n - 1)
         return Statistics(self.n, self.origin + mean, covariance)
@@ -80,7 +84,7 @@ def kernel_distance(fake: Tensor, real: Tensor, seed: int = 2020, subsets: int =
 
     size = kid_subset_size(len(fake), len(real))
     if size < 2:
-        raise ValueError(f"KID needs at least 4 images on either side, got {len(fake)} and {len(real)}")
+        raise TooFew(f"KID needs at least 4 images on either side, got {len(fake)} and {len(real)}")
     found = kid_features_to_metric(fake, real, kid_subsets=subsets, kid_subset_size=size, rng_seed=seed, verbose=False)
     return found[KEY_METRIC_KID_MEAN], found[KEY_METRIC_KID_STD]
 
@@ -91,7 +95,7 @@ def inception_score(logits: Tensor, seed: int = 2020, splits: int = 10) -> tuple
     from torch_fidelity.metric_isc import KEY_METRIC_ISC_MEAN, KEY_METRIC_ISC_STD, isc_features_to_metric
 
     if len(logits) < splits:
-        raise ValueError(f"the inception score needs at least {splits} images, got {len(logits)}")
+        raise TooFew(f"the inception score needs at least {splits} images, got {len(logits)}")
     found = isc_features_to_metric(logits, splits=splits, shuffle=True, rng_seed=seed)
     return found[KEY_METRIC_ISC_MEAN], found[KEY_METRIC_ISC_STD]
 
@@ -102,7 +106,7 @@ def precision_recall(fake: Tensor, real: Tensor, k: int = 3) -> tuple[float, flo
     from torch_fidelity.metric_prc import KEY_METRIC_PRECISION, KEY_METRIC_RECALL, prc_features_to_metric
 
     if min(len(fake), len(real)) <= k:
-        raise ValueError(f"precision and recall need more than {k} images on either side, got {len(fake)} and {len(real)}")
+        raise TooFew(f"precision and recall need more than {k} images on either side, got {len(fake)} and {len(real)}")
     found = prc_features_to_metric(
         fake, real, prc_neighborhood=k, prc_batch_size=BLOCK, save_cpu_ram=True, verbose=False
     )  # fmt: skip
@@ -113,7 +117,7 @@ def density_coverage(fake: Tensor, real: Tensor, k: int = 5) -> tuple[float, flo
     """Density and coverage (arXiv:2002.09797): how many of the reals' balls (to their ``k``-th real neighbour) hold a fake, over
     k and averaged over fakes (may exceed 1); and the share of reals whose ball holds any fake."""
     if min(len(fake), len(real)) <= k:
-        raise ValueError(f"density and coverage need more than {k} images on either side, got {len(fake)} and {len(real)}")
+        raise TooFew(f"density and coverage need more than {k} images on either side, got {len(fake)} and {len(real)}")
     inside, covered = 0, 0
     for rows in torch.arange(len(real)).split(BLOCK):
         distances = torch.cdist(real[rows], real)
@@ -133,7 +137,7 @@ def intra_class_frechet(
     for label in range(classes):
         ours, theirs = fake[fake_labels == label], real[real_labels == label]
         if min(len(ours), len(theirs)) < 2:
-            raise ValueError(
+            raise TooFew(
                 f"the intra-class distance needs at least 2 images a class, class {label} has {len(ours)} samples and "
                 f"{len(theirs)} reference images"
             )

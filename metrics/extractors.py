@@ -48,6 +48,10 @@ class Request:
     offline: bool = False
     say: Callable[[str], None] = print
 
+    def __post_init__(self) -> None:
+        if self.device.type == "mps":  # antialiased resizing and torch-fidelity know CPU and CUDA
+            self.device = torch.device("cpu")
+
 
 @dataclass
 class Extractor:
@@ -206,8 +210,9 @@ def _classifier(name: str, request: Request) -> Extractor:
     judge = classifier_for(source.images, source.labels, source.spec.classes, source.content_hash, request.cache, request.say)
     judge.network.to(request.device)
     protocol = {
-        "layer": f"{4 * WIDTH} features before the last", "weights_hash": judge.weights_hash, "resizer": RESIZER, "version": VERSION,
-        "trained_on": source.content_hash, "held_out_accuracy": judge.held_out_accuracy, "held_out_images": judge.held_out,
+        "layer": f"{4 * WIDTH} features before the last", "weights_hash": judge.weights_hash, "resizer": RESIZER,
+        "version": VERSION, "trained_on": source.content_hash,
+        "held_out_accuracy": judge.held_out_accuracy, "held_out_images": judge.held_out,
     }  # fmt: skip
     return Extractor(name, judge, request.device, True, True, protocol)
 

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from data import DataSource
+from errors import UserError
 from metrics import cache
 from metrics.distances import (
     RunningStatistics,
     Statistics,
+    TooFew,
     density_coverage,
     frechet,
     inception_score,
@@ -270,15 +272,24 @@ def column(value: str, extractor: str) -> str:
 
 
 def scores(
-    pairs: Sequence[tuple[str, str]], fake: Mapping[str, FeatureSet], real: Mapping[str, FeatureSet], classes: int
+    pairs: Sequence[tuple[str, str]], fake: Mapping[str, FeatureSet], real: Mapping[str, FeatureSet], classes: int, strict: bool
 ) -> list[dict[str, Any]]:
-    """One entry for each (metric, extractor) of ``pairs``: plain values with their protocol."""
+    """One entry for each (metric, extractor) of ``pairs``: plain values with their protocol.
+
+    With too few images for a metric: UserError if ``strict``, else no values and the reason under "missing".
+    """
     found = []
     for metric, extractor in pairs:
         entry, ours, theirs = METRICS[metric], fake[extractor], real[extractor]
-        found.append({
+        about = {
             "metric": metric, "extractor": extractor, "name": named(metric, extractor),
-            "better": "higher" if entry.higher else "lower", "values": entry.compute(ours, theirs, classes),
-            "protocol": {**entry.protocol(ours, theirs), "source": entry.paper},
-        })  # fmt: skip
+            "better": "higher" if entry.higher else "lower",
+        }  # fmt: skip
+        try:
+            values = entry.compute(ours, theirs, classes)
+            found.append({**about, "values": values, "protocol": {**entry.protocol(ours, theirs), "source": entry.paper}})
+        except TooFew as error:
+            if strict:
+                raise UserError(f"metrics={metric}: {error}") from error
+            found.append({**about, "values": {}, "missing": str(error)})
     return found

@@ -247,7 +247,7 @@ def test_default_places_beside_the_checkpoint(run, here):
 def test_neighbours_show_a_model_that_copies(run, here, monkeypatch):
     train = skewed(DatasetOptions("skewed")).images
     honest = scored(run, metrics=["fid"], neighbours=True)[1]["results"][0]["neighbours"]
-    monkeypatch.setattr(measure_module, "sampled", lambda gan, labels, seed, device: lambda a, b: train[a:b])
+    monkeypatch.setattr(measure_module.Samples, "__call__", lambda self, first, last: train[first:last])
     copies = scored(run, metrics=["fid"], neighbours=True)[1]["results"][0]["neighbours"]
     assert copies["median_distance_ratio"] < 1e-3 < 0.5 < honest["median_distance_ratio"]
     assert max(copies["distances"]) < 1e-3 and len(copies["samples"]) == 8
@@ -310,6 +310,16 @@ def test_corrupt_weights_are_refused_by_their_hash(run, here):
         scored(run, extractor=["inception"], inception_weights="w.pth")
 
 
+def test_too_few_images_for_a_metric(run, here, capsys):
+    content = scored(run, samples=6)[1]  # three images a class or fewer; precision needs more than three, a score ten
+    assert "missing" in next(s for s in content["results"][0]["scores"] if s["metric"] == "is")
+    printed = capsys.readouterr().out
+    assert "missing: inception score (tiny): the inception score needs at least 10 images, got 6" in printed
+    assert "frechet" in printed
+    with pytest.raises(UserError, match="metrics=is: the inception score needs at least 10 images, got 6"):
+        scored(run, samples=6, metrics=["is"])
+
+
 def test_all_needs_a_run_folder(run, here):
     with pytest.raises(UserError, match="all=true needs a run folder"):
         scored(run / "checkpoints" / "latest.pt", all=True)
@@ -322,7 +332,7 @@ def test_broken_weights_are_no_number(here):
     state = load(path)
     next(t for t in state["ema"]["generator"].values() if t.is_floating_point()).fill_(torch.nan)
     torch.save(state, path)
-    with pytest.raises(UserError, match="samples 0 to .* hold pixels that are not finite"):
+    with pytest.raises(UserError, match="kimg00000.pt: 40 of 40 samples have pixels that are not finite; the ema"):
         scored(path, metrics=["fid"])
 
 

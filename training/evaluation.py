@@ -14,9 +14,10 @@ from torch import Tensor
 from data import DataSource, to_uint8
 from errors import UserError, nearest
 from gans.base import GAN
+from metrics.distances import TooFew
 from metrics.extractors import Extractor, Request, make
 from metrics.random_state import apart
-from metrics.score import METRICS, FeatureSet, Group, ImagesAt, features_of, named, obstacle, reference_of
+from metrics.score import METRICS, FeatureSet, Group, features_of, named, obstacle, reference_of
 from training.config import Config
 from training.draws import generator, latents, reseed_layers
 from training.processes import Processes
@@ -26,10 +27,6 @@ EVAL_SEED = 7919  # samples for numbers during training, apart from those of the
 REFERENCE_IMAGES = 10_000  # at most, during training
 
 
-class NotFinite(UserError):
-    """Samples with NaN or infinite pixels."""
-
-
 def data_labels(source: DataSource, seed: int, n: int) -> Tensor:
     """Labels (n,) of samples as the data has them: those of its images in an order drawn with ``seed``, again from the start
     when they run out; n = the number of images gives exactly the data's counts."""
@@ -37,19 +34,25 @@ def data_labels(source: DataSource, seed: int, n: int) -> Tensor:
     return source.labels.cpu()[order[torch.arange(n) % len(order)]]
 
 
-def sampled(gan: GAN, labels: Tensor | None, seed: int, device: torch.device) -> ImagesAt:
+class Samples:
     """(first, last) -> those samples of ``gan``, uint8 on the CPU. Sample i is a function of (seed, i, labels[i]); networks run
-    in evaluation mode and keep their flags. NotFinite if a pixel is not."""
+    in evaluation mode and keep their flags.
 
-    def images_at(first: int, last: int) -> Tensor:
-        z = latents(seed, first, last - first, gan.z_dim)
-        reseed_layers(seed, "evaluation", first)  # noise inside layers, where a model has it
-        images = torch.cat(list(generate(gan, z, None if labels is None else labels[first:last], device, last - first)))
-        if not torch.isfinite(images).all():
-            raise NotFinite(f"samples {first} to {last - 1} hold pixels that are not finite: the weights are broken")
-        return to_uint8(images)
+    broken  (1,) samples so far that had a pixel which is not finite (mid gray in the image).
+    """
 
-    return images_at
+    def __init__(self, gan: GAN, labels: Tensor | None, seed: int, device: torch.device):
+        self.gan, self.labels, self.seed, self.device = gan, labels, seed, device
+        self.broken = torch.zeros(1, device=device)
+
+    def __call__(self, first: int, last: int) -> Tensor:
+        z = latents(self.seed, first, last - first, self.gan.z_dim)
+        labels = None if self.labels is None else self.labels[first:last]
+        reseed_layers(self.seed, "evaluation", first)  # noise inside layers, where a model has it
+        images = torch.cat(list(generate(self.gan, z, labels, self.device, last - first)))
+        finite = images.isfinite()
+        self.broken += len(images) - int(finite.flatten(1).all(dim=1).sum())
+        return to_uint8(torch.where(finite, images, 0.0))
 
 
 def group_of(processes: Processes) -> Group:
@@ -82,19 +85,25 @@ class Evaluator:
 
     def __call__(self, gan: GAN) -> dict[str, float]:
         """Measure samples of ``gan``; called in every process, the first one gets the numbers (NaN for broken samples)."""
-        n, seed = self.config.eval.samples, self.config.seed + EVAL_SEED
-        with apart(self.processes.device):
-            extractor = self._extractor()
-            reference = None if self.metric == "recognised" else self._reference()
-            labels = self._labels(gan, seed, n)
-            try:
-                images_at = sampled(gan, labels, seed, self.processes.device)
-                seen = features_of([extractor], n, images_at, labels, group=group_of(self.processes))[extractor.name]
-            except NotFinite:
-                return {self.name: math.nan}
-            if not self.processes.first:
-                return {}
-            values = METRICS[self.metric].compute(seen, reference, self.source.spec.classes)
+        try:
+            with apart(self.processes.device):
+                return self._measured(gan, self.config.eval.samples, self.config.seed + EVAL_SEED)
+        except TooFew as error:
+            self.say(f"no evaluation: {error}")
+            return {self.name: math.nan}
+
+    def _measured(self, gan: GAN, n: int, seed: int) -> dict[str, float]:
+        extractor = self._extractor()
+        reference = None if self.metric == "recognised" else self._reference()
+        labels = self._labels(gan, seed, n)
+        samples = Samples(gan, labels, seed, self.processes.device)
+        seen = features_of([extractor], n, samples, labels, group=group_of(self.processes))[extractor.name]
+        self.processes.sum_([samples.broken])
+        if not self.processes.first:
+            return {}
+        if samples.broken:
+            return {self.name: math.nan}
+        values = METRICS[self.metric].compute(seen, reference, self.source.spec.classes)
         return {self.name: next(iter(values.values()))}
 
     def check(self, gan: GAN) -> None:
@@ -109,7 +118,7 @@ class Evaluator:
             extractor = self._extractor()
         reason = obstacle(self.metric, extractor, bool(spec.classes) and gan.conditional)
         if reason:
-            raise UserError(f"eval.{reason.replace('extractor=', 'eval.extractor=')}")
+            raise UserError(reason.replace("metrics=", "eval.metric=").replace("extractor=", "eval.extractor="))
 
     def describe(self) -> str:
         """The measure in words, for people."""

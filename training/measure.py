@@ -22,7 +22,7 @@ from metrics.score import METRICS, FeatureSet, ImagesAt, features_of, obstacle, 
 from training import checkpoint
 from training.cli import CONFIGS
 from training.config import build_config, typed
-from training.evaluation import data_labels, extractor_in_group, group_of, sampled
+from training.evaluation import Samples, data_labels, extractor_in_group, group_of
 from training.log import images_of
 from training.processes import Processes
 from training.report import Report, neighbour_sheet
@@ -139,11 +139,18 @@ def _measure(options: EvaluateScriptOptions, dataset: Mapping[str, Any], process
     report = Report(options, dataset_options, source, extractors, missing, processes)
     for subject in _subjects(options, files, source, compared, n, processes):
         with _bar(n, subject.title, processes) as bar:
-            seen = features_of(
-                extractors, n, subject.images_at, subject.labels, options.batch_size, group, bar.update
-            )  # fmt: skip
+            seen = features_of(extractors, n, subject.images_at, subject.labels, options.batch_size, group, bar.update)
+        if isinstance(subject.images_at, Samples):
+            processes.sum_([subject.images_at.broken])
+            if subject.images_at.broken:
+                raise UserError(
+                    f"{subject.about['checkpoint']}: {int(subject.images_at.broken)} of {n} samples have pixels that are not "
+                    f"finite; the {options.weights} weights are broken"
+                )
         if processes.first:
-            report.add(subject, scores(pairs, seen, reference, source.spec.classes))
+            report.add(subject, scores(pairs, seen, reference, source.spec.classes, strict=bool(options.metrics)))
+            if len(files) > 1:  # minutes each: tell what there is
+                say(report.line())
             if options.neighbours:
                 report.sheets.append(neighbour_sheet(report, subject, seen, reference, source, options))
     if processes.first:
@@ -338,12 +345,13 @@ def _subjects(
         loaded = load_gan(str(file), processes.device, options.weights)
         labels = data_labels(source, options.seed, n) if loaded.gan.conditional else None
         yield Subject(
-            _title(loaded), sampled(loaded.gan, labels, options.seed, processes.device), labels,
+            _title(loaded), Samples(loaded.gan, labels, options.seed, processes.device), labels,
             {
                 "checkpoint": str(file), "kimg": loaded.clock.kimg, "step": loaded.clock.step, "weights": options.weights,
                 "gan": loaded.config.gan.name, "count": n, "seed": options.seed, "batch_norm": "running statistics",
                 "labels": "those of the reference data, drawn without replacement" if labels is not None else "none",
-                "pixels": "rounded to 8 bits", "layer_noise": f"seeded for each batch of {options.batch_size}",
+                "pixels": "rounded to 8 bits", "precision": "fp32",
+                "layer_noise": f"seeded for each batch of {options.batch_size}",
             }, loaded.clock.kimg,
         )  # fmt: skip
 

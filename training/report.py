@@ -95,10 +95,18 @@ class Report:
         for path in written:
             print(f"  {path}")
 
+    def line(self) -> str:
+        """The last subject's numbers."""
+        return f"{self.results[-1]['title']}: " + ", ".join(f"{name} {value:.4g}" for name, value in _values(self.results[-1]))
+
     def table(self) -> list[str]:
         """The numbers in short: a row a subject, a column a value."""
-        rows = [[result["title"], *(f"{value:.4g}" for _, value in _values(result))] for result in self.results]
-        head = ["", *(name for name, _ in _values(self.results[0]))]
+        names = list(dict.fromkeys(name for result in self.results for name, _ in _values(result)))
+        rows = []
+        for result in self.results:
+            values = dict(_values(result))
+            rows.append([result["title"], *(f"{values[name]:.4g}" if name in values else "-" for name in names)])
+        head = ["", *names]
         if len(self.extractors) == 1:
             head = [name.partition(" (")[0] for name in head]
         widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
@@ -114,6 +122,8 @@ class Report:
             text = f"extractor {extractor.name}: {extractor.protocol['layer']}"
             text += f", recognises {accuracy:.1%} of held-out images" if accuracy is not None else ""
             lines.append(text + (f"; {extractor.protocol['warning']}" if "warning" in extractor.protocol else ""))
+        short = {s["name"]: s["missing"] for result in self.results for s in result["scores"] if "missing" in s}
+        lines += [f"missing: {name}: {reason}" for name, reason in short.items()]
         lines += [f"missing: {name}: {reason}" for name, reason in self.missing.items()]
         return lines
 
@@ -143,7 +153,7 @@ def plot_curves(results: list[dict[str, Any]], path: Path) -> Path:
 
     runs = [r for r in results if "kimg" in r["of"]]
     floors = [r for r in results if "kimg" not in r["of"]]
-    names = [name for name, _ in _values(runs[0])]
+    names = list(dict.fromkeys(name for result in runs for name, _ in _values(result)))
     columns = min(3, len(names))
     rows = math.ceil(len(names) / columns)
     figure = Figure(figsize=(4.6 * columns, 3.2 * rows), dpi=110, facecolor="white", layout="constrained")
@@ -153,10 +163,10 @@ def plot_curves(results: list[dict[str, Any]], path: Path) -> Path:
         for r in runs[:1] for s in r["scores"] for key in s["values"]
     }  # fmt: skip
     for ax, name in zip(axes, names):
-        x, y = [r["of"]["kimg"] for r in runs], [dict(_values(r))[name] for r in runs]
+        x, y = zip(*((r["of"]["kimg"], dict(_values(r))[name]) for r in runs if name in dict(_values(r))))
         ax.plot(x, y, color="#2b6cb0", marker="o", markersize=3.5, linewidth=1.4, label="model")
         for floor in floors:
-            value = dict(_values(floor))[name]
+            value = dict(_values(floor)).get(name, math.nan)
             ax.axhline(value, color="#4a5568", linestyle="--", linewidth=1, label=f"{floor['title']}: {value:.3g}")
         if min(y) > 0 and max(y) > 20 * min(y):
             ax.set_yscale("log")
