@@ -42,10 +42,10 @@ def collect(options: DatasetOptions, split: str = "train") -> Collection:
         path, shown = location(options, wanted), f"dataset.path={options.path}"
         raw = find_raw(path, split)
         if raw is None:
-            found = folder.collect(options, wanted, len(names), names)
+            images = folder.collect(options, wanted, len(names), names)
             if split != "train":
                 raise UserError(f"{shown}: these images are one set, without a {split} part; give its own path")
-            return found
+            return images
     paths = [found(raw, name) or raw / name for name in file_names(split)]
     return arrays.collection(shown, TITLES[options.name], paths, lambda: read(*paths), names)
 

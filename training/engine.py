@@ -128,7 +128,11 @@ class Engine:
 
     def coming(self) -> Iterator[Tensor]:
         """Indices of the real images of every micro-batch from here on, without end, in the order they will be asked for."""
-        clock, batch_size = self.clock, self.batch_size
+        return self._coming(self.clock, self.batch_size)
+
+    # inside a step -----------------------------------------------------------------------------------------------------
+
+    def _coming(self, clock: Clock, batch_size: int) -> Iterator[Tensor]:
         while True:
             for phase, repeat in self._due(clock):
                 indices, edges = self._reals(phase, repeat, clock, batch_size)
@@ -136,8 +140,6 @@ class Engine:
                     yield indices[low:high]
             clock = Clock(clock.step + 1, clock.images_seen + batch_size)
             batch_size = _batch_size(self.schedules.at(clock))
-
-    # inside a step -----------------------------------------------------------------------------------------------------
 
     def _due(self, clock: Clock) -> Iterator[tuple[Phase, int]]:
         """(phase, repeat) of the step at ``clock``, in order."""
