@@ -348,7 +348,8 @@ def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
 def check_resume(stored: Mapping[str, Any], wanted: Config) -> None:
     """UserError if ``wanted`` differs from the run's stored config in anything that must not change."""
     before, now = flatten(stored), flatten(plain(wanted))
-    for name in sorted({*before, *now}, key=lambda name: (not now.get(name), name)):  # defaults of what is new last
+    # what is new last, and there the defaults
+    for name in sorted({*before, *now}, key=lambda name: (name not in before, not now.get(name), name)):
         if before.get(name) != now.get(name) and name not in MAY_CHANGE_ON_RESUME:
             raise UserError(
                 f"{name}={now.get(name)}: the run was started with {name}={before.get(name)}, and on resume only "

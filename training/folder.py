@@ -77,8 +77,7 @@ def open_new(run_dir: str | None, gan: str, dataset: str) -> RunFolder:
     while True:
         folder = RunFolder(Path("runs") / f"{gan}-{dataset}-{n}")
         try:
-            folder.path.parent.mkdir(parents=True, exist_ok=True)
-            folder.path.mkdir()
+            folder.path.mkdir(parents=True)
         except FileExistsError:
             n += 1
             continue
