@@ -27,7 +27,7 @@ class MappedImages(Dataset):
     def __getitem__(self, indices: np.ndarray) -> Tensor:
         if self._images is None:
             self._images = np.asarray(np.memmap(self.file, np.uint8, "r", shape=self.shape))
-        return torch.from_numpy(self._images[indices])
+        return torch.from_numpy(self._images[indices])  # numpy: no threads to start in a forked process
 
     def __getstate__(self) -> dict:
         return {"file": self.file, "shape": self.shape, "_images": None}

@@ -15,6 +15,7 @@ import toys
 from PIL import Image
 from test_data_zip import encoded, make_zip, pixels
 
+import benchmarks.data
 import data
 from data import DatasetOptions, archive, decode, store
 from errors import UserError
@@ -313,7 +314,6 @@ def test_workers_do_the_reading(tmp_path, small, monkeypatch):
         assert all(torch.equal(disk.batch(indices)[0], images) for indices, images in zip(order, expected, strict=True))
 
 
-@pytest.mark.slow
 def test_training_goes_on_when_workers_are_killed(tmp_path, small, capfd):
     disk = load(many(tmp_path / "a.zip"), tmp_path / "cache", memory_gb=0.0, workers=2).to("cpu")
     order = announced(40)
@@ -366,3 +366,14 @@ def test_results_of_threads_do_not_pile_up():
         time.sleep(0.003)  # a slow disk
         ahead.append(len(started) - taken)
     assert len(started) == 60 and max(ahead) <= 4
+
+
+def test_the_benchmark_lists_every_way_with_the_first_as_one(tmp_path, small):
+    threads = torch.get_num_threads()
+    options = benchmarks.data.Options(images=48, resolution=8, batch_size=4, workers=1, seconds=0.02, device="cpu")
+    try:
+        lines = benchmarks.data.table(*benchmarks.data.measure(options, tmp_path), options).splitlines()
+    finally:
+        torch.set_num_threads(threads)
+    assert len(lines) == 9 and lines[1].endswith(" 1.0") and all("images/s" in line for line in lines[1:7])
+    assert lines[7].startswith("first opening") and lines[8].startswith("second opening")
