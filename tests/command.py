@@ -5,15 +5,18 @@ from __future__ import annotations
 import io
 import json
 import os
+import pickle
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 
-from training import cli
+from training import checkpoint, cli
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = (
@@ -77,3 +80,43 @@ def make_zip(path: Path, n: int, resolution: int = 16, labels: list[int] | None 
         if labels is not None:
             archive.writestr("dataset.json", json.dumps({"labels": [[f"{i:04d}.png", label] for i, label in enumerate(labels)]}))
     return path
+
+
+def refused(capsys, *options, run=train):
+    """The error line of a refused start that left everything as it was."""
+    before = tree(Path.cwd())
+    assert run(*options) == 2
+    assert tree(Path.cwd()) == before
+    return the_error(capsys)
+
+
+class Payload:
+    """Pickled, a call of os.mkdir("pwned")."""
+
+    def __reduce__(self):
+        return os.mkdir, ("pwned",)
+
+
+def foreign_files(whole: bytes) -> dict[str, bytes]:
+    """Files that are no checkpoints of this project, by name."""
+    folder = Path("making")
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "zip", "w") as archive:
+        archive.writestr("a/b.txt", "x")
+    with tarfile.open(folder / "tar", "w") as archive:
+        archive.add(folder / "zip")
+    torch.save({"conv.weight": torch.zeros(3)}, folder / "state_dict")
+    torch.save([1, 2], folder / "list")
+    torch.save(torch.nn.Linear(2, 2), folder / "module")
+    torch.save({"format": checkpoint.FORMAT, "config": Payload()}, folder / "crafted")
+    torch.save({"format": checkpoint.FORMAT, "config": Payload()}, folder / "crafted_old", _use_new_zipfile_serialization=False)
+    torch.save({"format": "gan-zoo checkpoint 0"}, folder / "version")
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    files |= {
+        "empty": b"", "text": b"not a checkpoint\n" * 9, "digits": b"12345", "zeros": bytes(999), "half": whole[:5000],
+        "head": whole[:9], "tail": whole[-999:], "pickle": pickle.dumps({"a": 1}), "crafted_pickle": pickle.dumps(Payload()),
+    }  # fmt: skip
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+    return files

@@ -15,7 +15,7 @@ from training.config import MAY_CHANGE_ON_RESUME, build_config, check_resume, fl
 @pytest.fixture(scope="module")
 def base():
     """The default run, composed once."""
-    return cli.compose(cli.parse([]))
+    return cli.compose(cli.parse(["total_kimg=24", "schedule.lr.final=5e-5"]))
 
 
 def put(values: dict, name: str, value) -> dict:
@@ -50,6 +50,8 @@ REFUSED = [
     ("gan", None, "gan=None: unknown gan"),
     ("loss.name", "hing", "loss=hing: unknown loss, did you mean 'hinge'?"),
     ("penalty.name", "r3", "penalty=r3: unknown penalty, allowed: none, r1,"),
+    ("augment.name", "adda", "augment=adda: unknown augment, did you mean 'ada'?"),
+    ("augment.policy", ["color"], "augment.policy: unknown option, allowed: none"),
     ("optim.name", "adm", "optim=adm: unknown optim, did you mean 'adam'?"),
     ("optim.discriminator", {"name": "sgd"}, "optim.discriminator.name: "),
     ("precision", "fp8", "precision=fp8: unknown, allowed: bf16, fp16, fp32, tf32"),
@@ -187,12 +189,12 @@ def test_values_of_another_choice_are_left_out_unless_typed(base):
 
 
 CHANGES = {
-    "gan.width": 32, "gan.conditional": True, "dataset.name": "zip", "dataset.path": "x.zip", "dataset.resolution": 32,
-    "dataset.pad_to": 32, "dataset.xflip": True, "dataset.download_dir": "elsewhere", "loss.name": "hinge", "penalty.gamma": 0.25,
-    "penalty.interval": 4, "optim.lr": 1e-3, "optim.beta1": 0.5, "optim.generator": {"lr": 1e-3}, "schedule.lr.final": 1e-6,
+    "gan.width": 24, "augment.name": "diffaugment", "gan.conditional": True, "dataset.name": "zip", "dataset.path": "x.zip", "dataset.resolution": 32,
+    "dataset.pad_to": 32, "dataset.xflip": True, "dataset.download_dir": "elsewhere", "loss.name": "hinge", "penalty.gamma": 0.123,
+    "penalty.interval": 4, "optim.lr": 0.123, "optim.beta1": 0.5, "optim.generator": {"lr": 1e-3}, "schedule.lr.final": 1e-6,
     "schedule.lr.kind": "linear", "schedule.gamma": None, "schedule.weight_decay": {"final": 0.1}, "schedule_kimg": 7.0,
-    "batch_size": 32, "seed": 1, "precision": "bf16", "channels_last": False, "deterministic": True, "clip_grad_norm": 1.0,
-    "ema_half_life": 1.0, "augment_strength": 0.5, "sample.rows": 2, "sample.columns": 2, "eval.samples": 5,
+    "batch_size": 33, "seed": 1, "precision": "bf16", "channels_last": False, "deterministic": True, "clip_grad_norm": 1.0,
+    "ema_half_life": 1.0, "augment_strength": 0.5, "sample.rows": 3, "sample.columns": 3, "eval.samples": 5,
 }  # fmt: skip
 MAY_CHANGE = {
     "total_kimg": 48.0, "micro_batch": 16, "device": "cpu", "logger": ["tensorboard"], "dataset.workers": 0,
