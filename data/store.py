@@ -37,6 +37,7 @@ from errors import UserError
 VERSION = 1  # of how files become pixels, and of the cache's form
 SMALL = (1000, 4 << 20)  # files and bytes: less is decoded in a fraction of a second, which is not worth a cache entry
 CHUNK_BYTES = 32 << 20  # pixels a task
+PIECE_BYTES = 8 << 20  # gray pixels that are given colour at a time
 
 
 def builder(collect: Callable[..., Collection]) -> Callable[..., DataSource]:
@@ -324,7 +325,7 @@ class Pixels:
     def _colour(self) -> None:
         """Give the gray images so far three channels, from the last to the first, which needs no second file."""
         plane = self.side**2
-        step = max(1, (8 << 20) // plane)
+        step = max(1, PIECE_BYTES // plane)
         for stop in range(self.count, 0, -step):
             start = max(0, stop - step)
             self.file.seek(start * plane)

@@ -154,4 +154,4 @@ def test_configs_fit_the_options(path):
 
 
 def test_every_dataset_has_a_config():
-    assert {path.stem for path in CONFIGS} == DATASETS.keys()
+    assert {path.stem for path in CONFIGS} == DATASETS.keys() - {"toy"}  # which other tests register

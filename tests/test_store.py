@@ -199,11 +199,14 @@ def test_two_at_once_read_once(tmp_path, small, monkeypatch, capfd):
     threads[0].start()
     assert started.wait(30)
     threads[1].start()
-    while "waiting for it" not in capfd.readouterr().err:
+    said, deadline = "", time.monotonic() + 20
+    while "waiting for it" not in said and time.monotonic() < deadline:
         time.sleep(0.02)
+        said += capfd.readouterr().err
     go.set()
     for thread in threads:
         thread.join(30)
+    assert said.count("another process is reading this data, waiting for it") == 1
     assert same(found[0], found[1]) and len(decoded) == 41  # the first one twice, to know its size
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
@@ -232,6 +235,7 @@ def test_gray_stays_one_channel_until_colour_comes(tmp_path, small):
 
 def test_colour_in_a_later_chunk(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "CHUNK", 4)
+    monkeypatch.setattr(store, "PIECE_BYTES", 3 * 36)
     members = {f"{k:03d}.png": pixels(k, channels=1) for k in range(11)} | {"011.png": pixels(3)}
     images = load(make_zip(tmp_path / "a.zip", members), None).images
     assert all(torch.equal(images[k, c], torch.from_numpy(pixels(k, channels=1))) for k in range(11) for c in range(3))
