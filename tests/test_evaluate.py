@@ -14,11 +14,16 @@ import data
 from data import DatasetOptions, DataSource, Spec
 from data.source import to_float
 from errors import UserError
+from metrics.distances import frechet, statistics
+from metrics.extractors import Request, make
 from training import measure as measure_module
 from training.checkpoint import load
 from training.cli import simple_main
+from training.draws import latents
+from training.evaluation import data_labels
 from training.measure import measure
 from training.pictures import ImageFolderWriter
+from training.sampling import generate, load_gan
 
 
 def skewed(options, split="train", changed=0):
@@ -119,7 +124,11 @@ def test_samples_are_those_of_the_command_line_tools(run, here, monkeypatch):
         return keep(extractors, n, images_at, *rest)
 
     monkeypatch.setattr(measure_module, "features_of", watched)
-    content = scored(run, metrics=["fid"])[1]
+    content = scored(run, metrics=["fid"], seed=3)[1]
+    gan = load_gan(str(run), torch.device("cpu")).gan
+    labels = data_labels(skewed(DatasetOptions("skewed")), 3, 40)
+    drawn = torch.cat(list(generate(gan, latents(3, 0, 40, gan.z_dim), labels, torch.device("cpu"))))
+    assert (seen["images"].int() - data.to_uint8(drawn).int()).abs().max() <= 1  # 8 bits, as in files
     for name, images in (("fake", seen["images"]), ("real", skewed(DatasetOptions("skewed")).images)):
         with ImageFolderWriter(here / name) as writer:
             writer.write(images.permute(0, 2, 3, 1).numpy())
@@ -199,6 +208,11 @@ def test_floor_of_the_test_split(run, here, capsys):
     assert floor["title"] == "real images (test)" and floor["of"]["of"] == 24 and floor["of"]["count"] == 20
     assert floor["of"]["data_hash"] == skewed(DatasetOptions("skewed"), "test").content_hash
     assert value_of(content, "frechet", 0) < value_of(content, "frechet", 1)
+    tiny = make("tiny", Request(None, torch.device("cpu")))
+    train, test = (skewed(DatasetOptions("skewed"), split) for split in ("train", "test"))
+    all_of_it = scored(run, compare="test", metrics=["fid"], samples=24)[1]
+    wanted = frechet(statistics(tiny(test.images)[0]), statistics(tiny(train.images)[0]))
+    assert value_of(all_of_it, "frechet", 0) == pytest.approx(wanted, rel=1e-4)
     alone = scored(None, dataset="skewed", compare="test", samples=20, metrics=["fid"])[1]
     assert value_of(alone, "frechet") == value_of(content, "frechet", 0)
     identical = scored(None, dataset="skewed", compare="train", metrics=["fid"])[1]
@@ -341,9 +355,9 @@ def test_command_line(run, here, capsys):
         return simple_main(measure, lambda: "usage", [f"checkpoint={run}", "device=cpu", *more])
 
     assert words("metrics=[fid,kid]", "extractor=tiny", "samples=12", "dataset.xflip=true", "out=a.json") == 0
-    assert words("metrics=fid,kid", "extractor=[tiny]", "samples=12", "out=b.json", "cache=1") == 0
+    assert words("metrics=fid,kid", "extractor=[tiny]", "samples=12", "out=b.json", "cache=010") == 0
     a, b = (json.loads((here / f"{name}.json").read_text())["results"] for name in "ab")
-    assert a == b and (here / "1").is_dir()
+    assert a == b and (here / "010").is_dir()
     assert words("metrics=fdi") == 2 and "error: metrics=fdi: unknown" in capsys.readouterr().err
 
 

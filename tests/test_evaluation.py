@@ -214,6 +214,13 @@ def test_resume_goes_on_with_the_best(capsys):
     second = run(0.4, resume="parts")
     assert second == whole and first["value"] >= second["value"]
 
+    path = Path("parts/checkpoints/latest.pt")
+    unbeatable = {**load(path), "best": {"name": "frechet_random", "value": -1.0, "images_seen": 8}}
+    torch.save(unbeatable, path)
+    before = load(Path("parts/checkpoints/best.pt"))["clock"]
+    assert run(0.48, resume="parts") == unbeatable["best"]
+    assert load(Path("parts/checkpoints/best.pt"))["clock"] == before
+
 
 def test_broken_samples_do_not_stop_training():
     made = engine(extractor="random")

@@ -23,7 +23,6 @@ from training import checkpoint
 from training.cli import CONFIGS
 from training.config import build_config, typed
 from training.evaluation import Samples, data_labels, extractor_in_group, group_of
-from training.log import images_of
 from training.processes import Processes
 from training.report import Report, neighbour_sheet
 from training.sampling import Loaded, load_gan
@@ -196,7 +195,7 @@ def _checkpoints(options: EvaluateScriptOptions) -> list[Path]:
     if not options.all:
         return [checkpoint.find(options.checkpoint)]
     folder = Path(options.checkpoint).expanduser() / "checkpoints"
-    files = sorted(folder.glob("kimg*.pt"), key=images_of)
+    files = checkpoint.numbered(folder)
     if not files:
         raise UserError(f"checkpoint={options.checkpoint}: all=true needs a run folder with checkpoints/kimg*.pt")
     return files
@@ -223,6 +222,7 @@ def _images(options: DatasetOptions, split: str, option: str) -> DataSource:
     """The data's ``split``; data that come as one set count as train."""
     builder = data.DATASETS[options.name]
     in_parts = "split" in inspect.signature(builder).parameters and not (options.path and Path(options.path).is_file())
+    options.check()
     if in_parts and split != "train":
         return builder(options, split=split)
     if split != "train":
