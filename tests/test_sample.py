@@ -164,6 +164,12 @@ def test_generate_restores_training_flags(runs):
     assert [module.training for module in gan.modules()] == flags
 
 
+def test_help(capsys):
+    for usage in ("how to", lambda: "how to"):
+        assert cli.simple_main(None, usage, ["n=3", "--help"]) == 0
+        assert capsys.readouterr() == ("how to\n", "")
+
+
 REFUSED = [
     ("", "checkpoint: not given"),
     ("checkpoint=", "checkpoint=: empty"),

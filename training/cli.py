@@ -41,6 +41,14 @@ def groups() -> dict[str, list[str]]:
     return {d.name: sorted(f.stem for f in d.glob("*.yaml")) for d in sorted(CONFIGS.iterdir()) if d.is_dir()}
 
 
+def group_values(group: str, choice: str) -> dict[str, Any]:
+    """What configs/<group>/<choice>.yaml states for its group alone (a model's file also states its training: left out)."""
+    import yaml
+
+    values = yaml.safe_load((CONFIGS / group / f"{choice}.yaml").read_text()) or {}
+    return values if "name" in values and group != "gan" else {}
+
+
 def parse(argv: Sequence[str]) -> Arguments:
     """Read ``key=value`` arguments; UserError for anything of another form or a group's unknown choice."""
     arguments, choices = Arguments(), groups()
@@ -132,7 +140,7 @@ def guard(job: Callable[[], int | None]) -> int:
         # torch's own kind is known by its name: torch is not loaded before there is something to do
         if type(error).__name__ not in ("MemoryError", "OutOfMemoryError") and "allocate memory" not in str(error):
             raise
-        print(f"error: out of memory; set micro_batch to a part of batch_size ({one_line(error)[:200]})", file=sys.stderr)
+        print(f"error: out of memory; set micro_batch (train.py) or a lower batch_size ({one_line(error)[:200]})", file=sys.stderr)
         return 1
 
 
@@ -225,13 +233,15 @@ def _run_all(job: Job, combinations: list[list[str]]) -> int:
     return max(statuses)
 
 
-def simple_main(job: Callable[[dict[str, Any]], int | None], usage: Callable[[], str], argv: Sequence[str] | None = None) -> int:
-    """Entry point of a script with a flat list of ``option=value``; ``--help`` prints what ``usage`` gives."""
+def simple_main(
+    job: Callable[[dict[str, Any]], int | None], usage: str | Callable[[], str], argv: Sequence[str] | None = None
+) -> int:
+    """Entry point of a script with a flat list of ``option=value``; ``--help`` prints ``usage`` (or what it returns)."""
     import yaml
 
     argv = list(sys.argv[1:] if argv is None else argv)
     if any(a in ("-h", "--help") for a in argv):
-        print(usage())
+        print(usage if isinstance(usage, str) else usage())
         return 0
 
     def once() -> int | None:
