@@ -1,7 +1,12 @@
 """evaluate.py: numbers with their whole protocol, the floor, curves, and refusals in one line."""
 
 import json
+import os
+import socket
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import tiny_extractor  # noqa: F401 (registers "tiny")
@@ -359,6 +364,36 @@ def test_command_line(run, here, capsys):
     a, b = (json.loads((here / f"{name}.json").read_text())["results"] for name in "ab")
     assert a == b and (here / "010").is_dir()
     assert words("metrics=fdi") == 2 and "error: metrics=fdi: unknown" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_processes_share_the_sampling(tmp_path):
+    """evaluate.py in a group of two gives the numbers of one process, once."""
+    root = Path(__file__).resolve().parent.parent
+    folder = save_toy(tmp_path / "run", toys.values("r3gan", dataset={"name": "digits"}), spread=0.2)
+    texts = []
+    for count in (1, 2):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = str(s.getsockname()[1])
+        words = [f"checkpoint={folder}", "samples=1101", "extractor=random", "metrics=fid,kid", "compare=train", "device=cpu",
+                 f"out={count}.json", f"cache=cache{count}"]  # fmt: skip
+        group = []
+        for rank in range(count):
+            several = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            several |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", **(several if count > 1 else {})}
+            group.append(subprocess.Popen(
+                [sys.executable, root / "evaluate.py", *words], cwd=tmp_path, env=environment, text=True,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            ))  # fmt: skip
+        texts.append([process.communicate(timeout=500)[0] for process in group])
+        assert [process.returncode for process in group] == [0] * count, texts[-1]
+    one, two = (json.loads((tmp_path / f"{count}.json").read_text()) for count in (1, 2))
+    assert two["processes"] == 2 and "images each" in texts[1][0] and "images each" not in texts[1][1]
+    for result in (0, 1):
+        for name in ("frechet", "kid"):
+            assert value_of(two, name, result) == pytest.approx(value_of(one, name, result), rel=1e-4, abs=1e-5)
 
 
 def test_images_are_rounded_to_eight_bits():

@@ -237,6 +237,27 @@ def test_too_few_samples_are_said():
     assert said == ["no evaluation: a covariance needs at least 2 images, got 1"]
 
 
+@pytest.mark.slow
+def test_two_processes_measure_what_one_does(tmp_path):
+    """Samples are shared, numbers agree, both end well, and only one writes."""
+    import toy_run
+
+    found = []
+    for processes in (1, 2):
+        values = toys.values(
+            "reusing", run_dir=str(tmp_path / str(processes)), total_kimg=0.016,
+            eval={"samples": 31, "every_kimg": 0.008, "extractor": "classifier", "cache": str(tmp_path / f"cache{processes}")},
+        )  # fmt: skip
+        output = tmp_path / f"out{processes}"
+        group = toy_run.start("train", {"values": values}, output, processes)
+        assert toy_run.wait(group, 300) == [0] * processes, output.read_text()
+        lines = [json.loads(line) for line in open(tmp_path / str(processes) / "log.jsonl")]
+        found.append([line["eval/frechet_classifier"] for line in lines if "eval/frechet_classifier" in line])
+        assert output.read_text().count("training a classifier") == 1
+    assert len(found[0]) == 2
+    assert found[0][0] == pytest.approx(found[1][0], rel=0.2)  # BatchNorm sees half batches, so weights differ a little
+
+
 def test_the_reference_is_a_part_of_large_data(monkeypatch):
     monkeypatch.setattr(evaluation, "REFERENCE_IMAGES", 20)
     measure = measure_of(made := engine(extractor="random"))

@@ -340,7 +340,7 @@ def _subjects(
         chosen = torch.randperm(len(compared), generator=rng)[:n].sort().values
         about = {"images": options.compare, "data_hash": compared.content_hash, "count": n, "of": len(compared)}
         labels = compared.labels[chosen] if compared.spec.classes else None
-        yield Subject(f"real images ({options.compare})", lambda a, b: compared.images[chosen[a:b]], labels, about)
+        yield Subject(f"real images ({Path(options.compare).name})", lambda a, b: compared.images[chosen[a:b]], labels, about)
     for file in files:
         loaded = load_gan(str(file), processes.device, options.weights)
         labels = data_labels(source, options.seed, n) if loaded.gan.conditional else None

@@ -154,7 +154,7 @@ def plot_curves(results: list[dict[str, Any]], path: Path) -> Path:
     runs = [r for r in results if "kimg" in r["of"]]
     floors = [r for r in results if "kimg" not in r["of"]]
     names = list(dict.fromkeys(name for result in runs for name, _ in _values(result)))
-    columns = min(3, len(names))
+    columns = 2 if len(names) == 4 else min(3, len(names))
     rows = math.ceil(len(names) / columns)
     figure = Figure(figsize=(4.6 * columns, 3.2 * rows), dpi=110, facecolor="white", layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
@@ -167,14 +167,15 @@ def plot_curves(results: list[dict[str, Any]], path: Path) -> Path:
         ax.plot(x, y, color="#2b6cb0", marker="o", markersize=3.5, linewidth=1.4, label="model")
         for floor in floors:
             value = dict(_values(floor)).get(name, math.nan)
-            ax.axhline(value, color="#4a5568", linestyle="--", linewidth=1, label=f"{floor['title']}: {value:.3g}")
-        if min(y) > 0 and max(y) > 20 * min(y):
+            ax.axhline(value, color="#4a5568", linestyle="--", linewidth=1, label=floor["title"])
+        values = [*y, *(dict(_values(floor)).get(name, y[0]) for floor in floors)]
+        if min(values) > 0 and max(values) > 20 * min(values):
             ax.set_yscale("log")
         ax.set_title(f"{name}, {better[name]} is better", fontsize=10, loc="left")
         ax.set_xlabel("kimg", fontsize=9)
         ax.grid(color="#edf2f7")
         ax.spines[["top", "right"]].set_visible(False)
-        if floors:
+        if floors and ax is axes[0]:
             ax.legend(fontsize=8, frameon=False)
     for ax in axes[len(names) :]:
         ax.set_axis_off()
