@@ -189,12 +189,13 @@ def test_values_of_another_choice_are_left_out_unless_typed(base):
 
 
 CHANGES = {
-    "gan.width": 24, "augment.name": "diffaugment", "gan.conditional": True, "dataset.name": "zip", "dataset.path": "x.zip", "dataset.resolution": 32,
-    "dataset.pad_to": 32, "dataset.xflip": True, "dataset.download_dir": "elsewhere", "loss.name": "hinge", "penalty.gamma": 0.123,
-    "penalty.interval": 4, "optim.lr": 0.123, "optim.beta1": 0.5, "optim.generator": {"lr": 1e-3}, "schedule.lr.final": 1e-6,
-    "schedule.lr.kind": "linear", "schedule.gamma": None, "schedule.weight_decay": {"final": 0.1}, "schedule_kimg": 7.0,
-    "batch_size": 33, "seed": 1, "precision": "bf16", "channels_last": False, "deterministic": True, "clip_grad_norm": 1.0,
-    "ema_half_life": 1.0, "augment_strength": 0.5, "sample.rows": 3, "sample.columns": 3, "eval.samples": 5,
+    "gan.width": 24, "augment.name": "diffaugment", "gan.conditional": True, "dataset.name": "zip", "dataset.path": "x.zip",
+    "dataset.resolution": 32, "dataset.pad_to": 32, "dataset.xflip": True, "dataset.download_dir": "elsewhere",
+    "loss.name": "hinge", "penalty.gamma": 0.123, "penalty.interval": 4, "optim.lr": 0.123, "optim.beta1": 0.5,
+    "optim.generator": {"lr": 0.001}, "schedule.lr.final": 1e-06, "schedule.lr.kind": "linear", "schedule.gamma": None,
+    "schedule.weight_decay": {"final": 0.1}, "schedule_kimg": 7.0, "batch_size": 33, "seed": 1, "precision": "bf16",
+    "channels_last": False, "deterministic": True, "clip_grad_norm": 1.0, "ema_half_life": 1.0, "augment_strength": 0.5,
+    "sample.rows": 3, "sample.columns": 3, "eval.samples": 5,
 }  # fmt: skip
 MAY_CHANGE = {
     "total_kimg": 48.0, "micro_batch": 16, "device": "cpu", "logger": ["tensorboard"], "dataset.workers": 0,

@@ -140,7 +140,8 @@ def guard(job: Callable[[], int | None]) -> int:
         # torch's own kind is known by its name: torch is not loaded before there is something to do
         if type(error).__name__ not in ("MemoryError", "OutOfMemoryError") and "allocate memory" not in str(error):
             raise
-        print(f"error: out of memory; set micro_batch (train.py) or a lower batch_size ({one_line(error)[:200]})", file=sys.stderr)
+        hint = "set micro_batch (train.py) or a lower batch_size"
+        print(f"error: out of memory; {hint} ({one_line(error)[:200]})", file=sys.stderr)
         return 1
 
 
