@@ -115,9 +115,9 @@ def test_latents_are_numbered():
     assert torch.equal(z[1], torch.randn(4, generator=generator(3, "sample", 1)))
 
 
-def test_the_engine_gives_each_repeat_fresh_reals_draws_and_flips():
+@pytest.mark.parametrize("xflip", [False, True])
+def test_the_engine_gives_each_repeat_fresh_reals_draws_and_flips(xflip):
     """What the phases see, in a run with epochs of 50 images: streams without replacement, nothing twice."""
-    gan = {"many": 3, "few": 3}
     seen = []
 
     def prepare(gan):
@@ -129,15 +129,19 @@ def test_the_engine_gives_each_repeat_fresh_reals_draws_and_flips():
 
         gan.discriminator_loss = spy
 
-    engine = toy_run.build_engine(toys.values("clipped", gan=gan, batch_size=16), prepare)
+    dataset = {"name": "toy", "xflip": xflip}
+    values = toys.values("clipped", gan={"many": 3, "few": 3}, batch_size=16, dataset=dataset)
+    engine = toy_run.build_engine(values, prepare)
     for _ in range(4):
         engine.step()
     assert len(seen) == 12
-    everything = (engine.source.images.float() / 127.5 - 1).flatten(1)
+    everything = engine.source.images.float() / 127.5 - 1
+    everything = torch.stack([everything, everything.flip(3)]).flatten(2)
     for repeat in range(3):
         images = torch.cat([images for images, _ in seen[repeat::3]]).flatten(1)[:50]
-        numbers = (images[:, None] == everything[None]).all(2).int().argmax(1).tolist()
-        assert sorted(numbers) == list(range(50))
+        found = (images == everything[:, :, None]).all(3).nonzero()  # (mirrored, number, place)
+        assert sorted(found[:, 1].tolist()) == list(range(50))
+        assert 10 < found[:, 0].sum() < 40 if xflip else not found[:, 0].any()
     latents_seen = torch.stack([z for _, z in seen])
     assert len(latents_seen.flatten(0, 1).unique(dim=0)) == 12 * 16
     assert not any(torch.equal(seen[0][0], images) for images, _ in seen[1:])

@@ -82,12 +82,12 @@ def test_layers_draw_anew_in_each_step_phase_and_micro_batch():
     masks = []
 
     def prepare(gan):
-        gan.discriminator[3].register_forward_hook(lambda module, x, y: masks.append(y[0] == 0))
+        gan.discriminator[3].register_forward_hook(lambda module, x, y: masks.append((y == 0).flatten()))
 
     engine = toy_run.build_engine(toys.values("lazy", gan={"dropout": 0.5}, micro_batch=4), prepare)
     for _ in range(3):
         engine.step()
-    assert len(masks) > 20 and len(torch.stack(masks).unique(dim=0)) > 20
+    assert len(masks) == 3 * 2 * (2 + 2) + 1 == len(torch.stack(masks).unique(dim=0))  # 24 bits each
 
 
 def test_only_what_a_phase_trains_requires_grad():
@@ -245,6 +245,9 @@ def test_fp16_penalty_gradients_survive_by_scaling():
     assert scales == {"generator": 65536.0, "discriminator": 65536.0}
     found = {k: g / scales[k.split(".")[0]] for k, g in scaled.items()}
     assert 1e-5 < distance(found, exact) < 1e-2
+    engine.step()
+    norm = torch.cat([g.flatten() for k, g in exact.items() if k.startswith("discriminator")]).norm()
+    assert engine.pop_means()["discriminator/grad_norm"] == pytest.approx(float(norm), rel=1e-2)  # what is logged is not scaled
 
 
 def test_an_overflow_that_lowers_the_scale_is_no_fault():

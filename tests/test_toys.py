@@ -111,13 +111,13 @@ def test_two_phases_share_one_optimizer():
 
 
 def test_half_batches_run_through_the_epoch_too():
-    """Seven half batches of the regularizer's stream hold 28 different images."""
+    """Half batches follow each other without a gap: the first 50 images of the regularizer's stream are all that there are."""
     engine = toy_run.build_engine(toys.values("lazy", gan={"interval": 1}))
     seen = record(engine)
-    for _ in range(7):
+    for _ in range(13):
         engine.step()
     images = torch.cat([x for _, name, _, x in seen if name == "regularizer"])
-    assert len(images) == 28 and len(images.flatten(1).unique(dim=0)) == 28
+    assert len(images) == 52 and len(images[:50].flatten(1).unique(dim=0)) == 50
 
 
 # (c) a pool ------------------------------------------------------------------------------------------------------------------
