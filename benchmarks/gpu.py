@@ -42,6 +42,10 @@ def gradients(device: str, precision: str) -> dict[str, torch.Tensor]:
     """Unscaled gradients of both phases of a narrow R3GAN, flat, on the CPU."""
     options = Options(width=32, cardinality=4, batch_size=16, device=device)
     engine = build_engine(options, Way("", True, True, precision))
+    rng = torch.Generator().manual_seed(3)
+    for parameters in engine.sets.values():  # a fresh network's last layers are zero and would hide the others' gradients
+        for parameter in parameters:
+            parameter.data += 0.05 * torch.randn(parameter.shape, generator=rng).to(parameter.device)
     found = {}
     for phase in engine.phases:
         engine.gradients(phase)

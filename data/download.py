@@ -34,6 +34,8 @@ def downloaded(
         with tempfile.TemporaryDirectory(dir=root, prefix=f".{name}-") as temporary:
             with contextlib.redirect_stdout(io.StringIO()):  # its progress bar goes to stderr
                 download(Path(temporary))
+            if complete(target):  # another process was faster, and may be reading already
+                return target
             if target.is_dir():  # an incomplete one
                 shutil.copytree(Path(temporary) / name, target, dirs_exist_ok=True)
             else:

@@ -17,7 +17,8 @@ class AdversarialGAN(GAN):
     Fakes take the labels of their phase's reals. D sees augmented reals and fakes in separate forwards; the penalty is taken
     with respect to the images before augmentation, in the same backward. A penalty with interval k > 1 becomes a phase of
     its own on D, every k steps and times k. Besides its terms, the discriminator phase reports the mean logits, ``sign_real``
-    (share of D(real) > 0), ``real_above_fake`` (share of pairs with D(real) > D(fake)) and the unweighted penalties.
+    (share of D(real) above the loss's boundary, 0 for most), ``real_above_fake`` (share of pairs with D(real) > D(fake)) and
+    the unweighted penalties.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class AdversarialGAN(GAN):
         self.loss, self.penalty = loss, penalty
         self.z_dim, self.conditional = z_dim, conditional
         # a relativistic D has no zero point: what it recognises is the order within pairs
-        self.recognises_reals = "discriminator/real_above_fake" if loss.needs_real else "discriminator/sign_real"
+        self.recognises_reals = f"discriminator/{'real_above_fake' if loss.relativistic else 'sign_real'}"
 
     def phases(self) -> list[Phase]:
         phases = [
@@ -48,6 +49,9 @@ class AdversarialGAN(GAN):
 
     def schedules(self) -> dict[str, float]:
         return self.penalty.schedules()
+
+    def batch_coupled(self) -> list[str]:
+        return super().batch_coupled() + ([f"loss {type(self.loss).__name__}"] if self.loss.batch_coupled else [])
 
     def generate(self, batch: Batch) -> Tensor:
         """Fakes (n, c, h, w) from the phase's own latents and the labels of its reals."""
@@ -65,7 +69,7 @@ class AdversarialGAN(GAN):
         real_logits, fake_logits = self.judge(batch, real, "real"), self.judge(batch, fake, "fake")
         batch.report("logits_real", real_logits.detach())
         batch.report("logits_fake", fake_logits.detach())
-        batch.report("sign_real", (real_logits > 0).float())
+        batch.report("sign_real", (real_logits > self.loss.boundary).float())
         batch.report("real_above_fake", (real_logits > fake_logits).float())
         terms = {"adversarial": self.loss.discriminator(real_logits, fake_logits)}
         if penalised:

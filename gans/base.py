@@ -158,6 +158,13 @@ class GAN(nn.Module):
         """Images (n, channels, resolution, resolution) in [-1, 1] from latents (n, z_dim) and labels (n,) int64."""
         return self.generator(z, labels) if self.conditional else self.generator(z)
 
+    def batch_coupled(self) -> list[str]:
+        """Names of layers and losses in which a sample's result depends on the rest of its micro-batch."""
+        return [
+            name for name, module in self.named_modules()
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) or getattr(module, "batch_coupled", False) is True
+        ]  # fmt: skip
+
     def with_modules(self, modules: Mapping[str, nn.Module]) -> GAN:
         """A view of this GAN in which the named networks are replaced (EMA copies), everything else shared."""
         view = copy.copy(self)

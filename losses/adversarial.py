@@ -28,11 +28,18 @@ class AdversarialLoss:
     """A pair of losses. Subclasses are dataclasses whose fields are the loss's options, and define ``_d`` and ``_g``.
 
     needs_real   the generator's loss is a function of the real logits too.
-    relativistic logits mean nothing alone, only in differences real - fake.
+    relativistic logits mean nothing alone, only in differences real - fake (no logit is the boundary of real and fake).
+    batch_coupled  a sample's loss depends on the rest of its micro-batch.
     """
 
     needs_real: ClassVar[bool] = False
     relativistic: ClassVar[bool] = False
+    batch_coupled: ClassVar[bool] = False
+
+    @property
+    def boundary(self) -> float:
+        """The logit above which D takes an image for real; without meaning for relativistic losses."""
+        return 0.0
 
     def discriminator(self, real_logits: Tensor, fake_logits: Tensor) -> Tensor:
         """(n,), (n,) -> (n,): what the discriminator minimises."""
@@ -83,6 +90,10 @@ class LeastSquares(AdversarialLoss):
     b: float = 1.0
     c: float = 1.0
 
+    @property
+    def boundary(self) -> float:
+        return (self.a + self.b) / 2
+
     def _d(self, real: Tensor, fake: Tensor) -> Tensor:
         return 0.5 * (real - self.b).square() + 0.5 * (fake - self.a).square()
 
@@ -93,6 +104,8 @@ class LeastSquares(AdversarialLoss):
 @dataclass(frozen=True)
 class Wasserstein(AdversarialLoss):
     """D (the critic): f - r;  G: -f (arXiv:1701.07875). Needs a critic kept Lipschitz by clipping or a penalty."""
+
+    relativistic: ClassVar[bool] = True  # a critic is defined up to a constant
 
     def _d(self, real: Tensor, fake: Tensor) -> Tensor:
         return fake - real
@@ -135,6 +148,7 @@ class RelativisticAverage(AdversarialLoss):
 
     needs_real: ClassVar[bool] = True
     relativistic: ClassVar[bool] = True
+    batch_coupled: ClassVar[bool] = True
 
     def _d(self, real: Tensor, fake: Tensor) -> Tensor:
         return F.softplus(fake.mean() - real) + F.softplus(fake - real.mean())

@@ -57,6 +57,23 @@ def test_the_driver_names_no_model():
         assert not [name for name in names if name in code and name != "lazy"], file
 
 
+@pytest.mark.parametrize("name", ["clipped", "lazy", "growing", "reusing"])
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_what_is_announced_is_what_is_asked_for(name, micro_batch):
+    """The indices that workers read ahead, through lazy phases, repeats, shared batches and a change of the batch size."""
+    gan = {"many": 3, "few": 1, "first_steps": 2, "every": 4} if name == "clipped" else {}
+    engine = toy_run.build_engine(toys.values(name, gan=gan, micro_batch=micro_batch))
+    asked, fetch = [], engine.source.batch
+    engine.source.batch = lambda indices: (asked.append(indices), fetch(indices))[1]
+    engine.step()
+    del asked[:]
+    coming = engine.coming()
+    for _ in range(7):
+        engine.step()
+    assert len(asked) > 14
+    assert all(torch.equal(indices, next(coming)) for indices in asked)
+
+
 # (a) many critic updates, clipped --------------------------------------------------------------------------------------------
 
 

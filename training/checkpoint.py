@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from errors import UserError
-from training.log import images_of, kimg_name
+from training.log import images_of, kimg_name, kimg_name_of
 
 FORMAT = "gan-zoo checkpoint 1"
 TEMPORARY = ".tmp"
@@ -80,9 +80,19 @@ def save(folder: Path, state: dict[str, Any], keep: int, best: bool) -> Path:
     if best:
         link(path, folder / "best.pt")
     link(path, folder / "latest.pt")
-    for old in sorted(folder.glob("kimg*.pt"), key=images_of)[:-keep]:
-        old.unlink()
+    prune(folder, keep)
     return path
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Delete all but the last ``keep`` of the numbered checkpoints."""
+    for old in numbered(folder)[:-keep]:
+        old.unlink()
+
+
+def numbered(folder: Path) -> list[Path]:
+    """The run's own ``kimg*.pt`` in the order of training; files of other names are somebody else's."""
+    return sorted((p for p in folder.glob("kimg*.pt") if p.stem == kimg_name_of(p)), key=images_of)
 
 
 def clean(folder: Path) -> None:

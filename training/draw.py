@@ -14,7 +14,7 @@ from training.config import MAX_GRID, typed
 from training.draws import latents
 from training.interpolate import ANIMATIONS, interpolation, save_animation, save_strip
 from training.pictures import ImageFolderWriter, NpzWriter, save_grid
-from training.processes import pick_device
+from training.processes import pick_device, use_tf32
 from training.sampling import Loaded, class_titles, generate, grid_labels, load_gan, sample_labels
 
 ROWS = 10  # classes in a grid when the user names none
@@ -54,6 +54,7 @@ def sample(values: dict[str, Any]) -> int:
     options = _checked(values)
     out = _checked_out(options)
     device = pick_device(options.device)
+    use_tf32(False)  # the same picture for any batch size
     loaded = load_gan(options.checkpoint, device, options.weights)
     _check_labels(options, loaded)
     if options.interpolate:

@@ -41,12 +41,15 @@ class Engine:
     def __init__(self, gan: GAN, source: Any, config: Config, processes: Processes):
         self.source, self.config, self.processes = source, config, processes
         self.device = processes.device
-        self.gan = gan.to(self.device).train()
+        self.gan = gan.to(self.device).train().requires_grad_(False)  # phases switch on what they train
         layout = torch.channels_last if config.channels_last else torch.contiguous_format
         for tensor in (*gan.parameters(), *gan.buffers()):
             if tensor.ndim == 4:  # gan.to(memory_format=…) refuses a model with a buffer of five dimensions
                 tensor.data = tensor.data.contiguous(memory_format=layout)
-        self.gan.set_precision(DTYPES[config.precision])
+        try:
+            self.gan.set_precision(DTYPES[config.precision])
+        except NotImplementedError:
+            raise UserError(f"precision={config.precision}: gan={config.gan.name} runs in fp32 or tf32 only") from None
         self.clock = Clock()
         self.reals = Reals(config.seed, len(source))
 
@@ -59,7 +62,7 @@ class Engine:
         self.adaptive_strength = build_adaptive_strength(config.augment, config.augment_strength)
         self._check_augmentation()
         self.schedules = Schedules(quantities(config, gan, channels), config.schedule, config.schedule_kimg or config.total_kimg)
-        self.optimizers = build_optimizers(config.optim, self.sets, lazy, self.device)
+        self.optimizers = build_optimizers(config.optim, self.sets, lazy, self.device, self.schedules.base("lr"))
         scaling = config.precision == "fp16"
         self.scalers = {name: torch.amp.GradScaler(self.device.type, enabled=scaling) for name in self.sets}
         self.ema = {name: ema_copy(getattr(gan, name)) for name in gan.ema_modules}
@@ -118,6 +121,7 @@ class Engine:
             reseed_layers(self.config.seed, self.clock.step, phase.name, repeat, low)
             loss = self._total(phase, batch, n)
             torch.autograd.backward(scaler.scale(loss), inputs=parameters, retain_graph=bool(phase.keeps_graph) and one)
+            batch.images = batch.labels = None  # what is kept to the end of the phase is small
             micro_batches.append(batch)
         self._shared[phase.name] = [batch.left for batch in micro_batches]
         self._record(phase, micro_batches, n)
@@ -201,6 +205,9 @@ class Engine:
                 if earlier is None or earlier.batch_scale != phase.batch_scale or (earlier.repeats, phase.repeats) != (1, 1):
                     raise ValueError(f"phase {phase.name!r}: same_batch_as must name an earlier phase of the same batch_scale, "
                                      "both with repeats=1")
+                if earlier.same_batch_as is not None:
+                    raise ValueError(f"phase {phase.name!r}: same_batch_as names {earlier.name!r}, which has its batch from "
+                                     f"{earlier.same_batch_as!r}; name that one")
                 if phase.interval % earlier.interval:
                     raise ValueError(f"phase {phase.name!r} would run in steps in which {earlier.name!r} does not")
 

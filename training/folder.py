@@ -79,6 +79,8 @@ def open_new(run_dir: str | None, gan: str, dataset: str) -> RunFolder:
         try:
             folder.path.mkdir(parents=True)
         except FileExistsError:
+            if not folder.path.parent.is_dir():
+                raise UserError(f"run_dir={folder.path}: cannot write there (runs is a file); set run_dir=…") from None
             n += 1
             continue
         except OSError as error:
@@ -118,6 +120,6 @@ def cut_back(folder: RunFolder, step: int, images_seen: int) -> None:
     if folder.log.exists():
         JsonLines.cut(folder.log, step)
     cut_pictures(folder.samples, images_seen / 1000)
-    for path in folder.checkpoints.glob("kimg*.pt"):
+    for path in checkpoint.numbered(folder.checkpoints):
         if images_of(path) > images_seen:
             path.unlink()

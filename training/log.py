@@ -36,6 +36,14 @@ def images_of(name: str | Path) -> int:
     return int(match[1]) * 1000 + int(match[2] or 0)
 
 
+def kimg_name_of(path: str | Path) -> str | None:
+    """The :func:`kimg_name` that ``path`` starts with, or None if it starts with none."""
+    try:
+        return kimg_name(images_of(path))
+    except ValueError:
+        return None
+
+
 def cut_pictures(folder: str | Path, kimg: float) -> list[Path]:
     """Delete ``kimg*.png`` in ``folder`` made after ``kimg`` (thousands of images); returns what was deleted.
 

@@ -15,12 +15,12 @@ import data
 import gans
 from errors import UserError
 from training import checkpoint
-from training.cli import Arguments, one_line
-from training.config import Config, build_config, check_resume, flatten
+from training.cli import Arguments, group_values, one_line
+from training.config import Config, build_config, check_resume, flatten, plain
 from training.draws import key
 from training.engine import Diverged, quantities
 from training.folder import RunFolder, check_free, find_resumed, make, open_new
-from training.processes import Processes
+from training.processes import Processes, use_tf32
 from training.trainer import Stopped, Trainer
 
 
@@ -121,7 +121,7 @@ def _resumed(values: Mapping[str, Any], arguments: Arguments) -> tuple[Config, R
     start = None if path is None else checkpoint.load(path)
     stored = folder.read_config() if start is None else start.get("config")
     try:
-        build_config(stored)
+        stored = plain(build_config(stored)[0])  # with the defaults of options that are younger than the run
     except (UserError, TypeError, AttributeError) as error:
         raise UserError(f"resume={values['resume']}: its config is not one of this version of the code ({error})") from error
     for group, choice in arguments.chosen.items():
@@ -130,6 +130,11 @@ def _resumed(values: Mapping[str, Any], arguments: Arguments) -> tuple[Config, R
         now, before = values[group]["name"], stored[group]["name"]
         if now != before:
             raise UserError(f"{group}={choice}: the run was started with {group}={before}, which cannot change on resume")
+        for option, value in flatten(group_values(group, choice)).items():
+            before = flatten(stored[group]).get(option)
+            if value != before and f"{group}.{option}" not in arguments.explicit:
+                raise UserError(f"{group}={choice}: it has {group}.{option}={value} and the run was started with {before}, "
+                                "which cannot change on resume")
     wanted = _copy(stored)
     typed = flatten(values)
     for name in arguments.explicit:
@@ -157,7 +162,8 @@ def _put(values: dict[str, Any], path: list[str], value: Any) -> None:
 
 def _drop_foreign_schedules(config: Config, gan: gans.GAN, channels: int, arguments: Arguments) -> list[str]:
     """Leave out a recipe's schedules of quantities that the user's choice of parts does not have."""
-    if not set(arguments.chosen) & {"loss", "penalty", "augment", "optim"}:
+    parts = {"loss", "penalty", "augment", "optim"}
+    if not parts & ({*arguments.chosen} | {name.split(".")[0] for name in arguments.explicit}):
         return []
     known = quantities(config, gan, channels)
     typed = [e for e in arguments.explicit if e.startswith("schedule.")]
@@ -171,9 +177,7 @@ def _drop_foreign_schedules(config: Config, gan: gans.GAN, channels: int, argume
 
 
 def _set_backends(config: Config) -> None:
-    tf32 = config.precision == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    torch.backends.cudnn.allow_tf32 = tf32
+    use_tf32(config.precision == "tf32")
     torch.backends.cudnn.benchmark = not config.deterministic
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -127,10 +127,11 @@ class SetOptimizer:
         parameters: list[nn.Parameter],
         device: torch.device,
         lazy: list[int],
+        base_lr: float | None = None,
     ):
         self.name, self.own, self.parameters, self.device = name, dict(own), parameters, device
         self.options = OPTIMIZERS[common["name"]](**{**common, **own})
-        self.common_lr = common["lr"]
+        self.base_lr = common["lr"] if base_lr is None else base_lr
         self.c = 1.0
         for interval in lazy:
             self.c *= interval / (interval + 1)
@@ -147,7 +148,7 @@ class SetOptimizer:
         group = self.optimizer.param_groups[0]
         lr = self.options.lr
         if "lr" in values:
-            lr = values["lr"] if "lr" not in self.own else lr * values["lr"] / self.common_lr if self.common_lr else lr
+            lr = values["lr"] if "lr" not in self.own else lr * values["lr"] / self.base_lr if self.base_lr else lr
         group["lr"] = lr * self.c
         if "betas" in group:
             betas = [values.get(b, getattr(self.options, b)) if b not in self.own else self.own[b] for b in BETAS]
@@ -158,15 +159,22 @@ class SetOptimizer:
 
 
 def build_optimizers(
-    optim: Mapping[str, Any], sets: Mapping[str, list[nn.Parameter]], lazy: Mapping[str, list[int]], device: torch.device
+    optim: Mapping[str, Any],
+    sets: Mapping[str, list[nn.Parameter]],
+    lazy: Mapping[str, list[int]],
+    device: torch.device,
+    base_lr: float | None = None,
 ) -> dict[str, SetOptimizer]:
-    """Optimizers by set name from the ``optim`` section (common options, plus a mapping for each set that differs)."""
+    """Optimizers by set name from the ``optim`` section (common options, plus a mapping for each set that differs).
+
+    base_lr: what scheduled learning rates are in proportion to, for sets with their own; None: ``optim["lr"]``.
+    """
     common = {k: v for k, v in optim.items() if not isinstance(v, Mapping)}
     own = {k: dict(v) for k, v in optim.items() if isinstance(v, Mapping)}
     for name in own:
         if name not in sets:
             raise UserError(f"optim.{name}: this GAN has no parameter set of that name, {nearest(name, sets)}")
     return {
-        name: SetOptimizer(name, common, own.get(name, {}), parameters, device, list(lazy.get(name, [])))
+        name: SetOptimizer(name, common, own.get(name, {}), parameters, device, list(lazy.get(name, [])), base_lr)
         for name, parameters in sets.items()
     }

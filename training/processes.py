@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from datetime import timedelta
 
 import torch
 from torch import Tensor
@@ -36,6 +37,12 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def use_tf32(allowed: bool) -> None:
+    """Whether CUDA computes fp32 convolutions and matrix products in TF32 (10 bits of mantissa)."""
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.backends.cudnn.allow_tf32 = allowed
+
+
 class Processes:
     """The group of processes started by ``torchrun`` or ``accelerate launch``; a group of one without them."""
 
@@ -45,11 +52,13 @@ class Processes:
         self.device = pick_device(device)
         self._accelerator = None
         if self.count > 1:
-            from accelerate import Accelerator
+            from accelerate import Accelerator, InitProcessGroupKwargs
 
             if self.device.index is not None:
                 raise UserError(f"device={device}: with {self.count} processes each takes its own; use device=auto, cuda or cpu")
-            self._accelerator = Accelerator(cpu=self.device.type == "cpu", mixed_precision="no")
+            # the first process alone makes pictures, trains a classifier, computes distances: the others wait that long
+            patience = InitProcessGroupKwargs(timeout=timedelta(hours=6))
+            self._accelerator = Accelerator(cpu=self.device.type == "cpu", mixed_precision="no", kwargs_handlers=[patience])
             self.device, self.rank = self._accelerator.device, self._accelerator.process_index
 
     @property
@@ -99,4 +108,7 @@ class Processes:
     def close(self) -> None:
         """Leave the group, so that no process waits for one that is gone."""
         if self._accelerator is not None and torch.distributed.is_initialized():
+            from accelerate.state import AcceleratorState
+
             torch.distributed.destroy_process_group()
+            AcceleratorState._reset_state(True)  # or the next run of a sweep would believe the group still there

@@ -38,8 +38,13 @@ class ScheduleOptions:
             raise UserError(f"schedule.{name}.kind={self.kind}: unknown, {nearest(self.kind, KINDS)}")
         if self.kind in ("cosine", "linear") and self.final is None:
             raise UserError(f"schedule.{name}: kind={self.kind} needs schedule.{name}.final=…")
-        if self.kind == "constant" and self.final is not None:
-            raise UserError(f"schedule.{name}: kind=constant has no final={self.final}; use kind=cosine or kind=linear")
+        if self.kind in ("constant", "steps"):
+            for option in ("final", "kimg", "hold_kimg"):
+                if getattr(self, option):
+                    raise UserError(f"schedule.{name}: kind={self.kind} has no {option}={getattr(self, option)}; "
+                                    "use kind=cosine or kind=linear")
+        if self.warmup_from and not self.warmup_kimg:
+            raise UserError(f"schedule.{name}: warmup_from={self.warmup_from} needs warmup_kimg above 0")
         if self.kind == "steps":
             if not self.at or len(self.at) != len(self.values) or list(self.at) != sorted(self.at):
                 raise UserError(
@@ -94,10 +99,10 @@ class Schedules:
             schedule.check(name)
         self.quantities, self.options, self.schedule_kimg = dict(quantities), dict(options), schedule_kimg
 
-    def base(self, name: str) -> float | None:
-        """The constant that the option states, or None if the quantity is a function of the clock."""
+    def base(self, name: str) -> float:
+        """What a schedule of ``name`` starts from: its option, or the model's own function at the start of training."""
         value = self.quantities[name]
-        return None if callable(value) else value
+        return value(Clock()) if callable(value) else value
 
     def at(self, clock: Clock) -> dict[str, float]:
         """Every quantity's value at ``clock``."""

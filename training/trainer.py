@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 
 from data import Spec
 from gans.base import GAN, Clock
@@ -65,11 +64,19 @@ class Trainer:
 
     def run(self) -> None:
         """Train, writing as the config says. Diverged and Stopped leave the run folder in a state to go on from."""
-        engine, config, first = self.engine, self.config, self.processes.first
-        if first:
+        if self.processes.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.processes.device)
+        if self.processes.first:
             self._open()
-        else:
-            self.progress = Progress(0, 0, disable=True)
+        try:
+            self._run()
+        finally:
+            if self.processes.first:
+                self._close()
+        self._finish()
+
+    def _run(self) -> None:
+        engine, config, first = self.engine, self.config, self.processes.first
         self._say_once()
         if engine.clock.step == 0:
             self._pictures()
@@ -99,7 +106,10 @@ class Trainer:
                     self.progress.update(now.images_seen, **self._postfix())
                 if stop and not last:
                     raise Stopped(f"stopped at {now.kimg:g} kimg by signal {self._stop_signal}")
-        self._finish()
+        if first:
+            plot_losses(JsonLines.read(self.folder.log), self.folder.losses)
+            for logger in self.loggers:
+                logger.picture("loss", self.folder.losses, engine.clock.images_seen)
 
     # what is written -----------------------------------------------------------------------------------------------------
 
@@ -107,8 +117,10 @@ class Trainer:
         clock = self.engine.clock
         if self.resumed:
             cut_back(self.folder, clock.step, clock.images_seen)
+            checkpoint.prune(self.folder.checkpoints, self.config.checkpoint.keep)  # a kill may have come before it
         else:
             checkpoint.clean(self.folder.checkpoints)
+        self._check_best()
         self.folder.write_config(plain(self.config))
         self.log = JsonLines(self.folder.log)
         self.progress = Progress(self.total_images, clock.images_seen, disable=os.environ.get("TERM") == "dumb")
@@ -120,6 +132,13 @@ class Trainer:
             say=self.progress.write,
             images_seen=clock.images_seen,
         )
+
+    def _check_best(self) -> None:
+        """A best checkpoint from past the one that the run goes on from belongs to a future that is given up."""
+        path = self.folder.checkpoints / "best.pt"
+        if path.exists() and checkpoint.load(path)["clock"]["images_seen"] > self.engine.clock.images_seen:
+            path.unlink()
+            self.best.value = None
 
     def _log(self) -> None:
         engine = self.engine
@@ -193,15 +212,16 @@ class Trainer:
                 checkpoint.save(self.folder.checkpoints, checkpoint.to_cpu(state), self.config.checkpoint.keep, best)
         self.processes.wait()
 
-    def _finish(self) -> None:
-        if not self.processes.first:
-            return
-        plot_losses(JsonLines.read(self.folder.log), self.folder.losses)
+    def _close(self) -> None:
         for logger in self.loggers:
-            logger.picture("loss", self.folder.losses, self.engine.clock.images_seen)
             logger.close()
         self.log.close()
         self.progress.close()
+
+    def _finish(self) -> None:
+        """Say what came out and where it lies."""
+        if not self.processes.first:
+            return
         if self.config.deterministic:
             found = ", ".join(sorted(self.uncertain)) or "none"
             print(f"operations without a deterministic kernel: {found}")
@@ -250,14 +270,11 @@ class Trainer:
             f"parameters: {sizes}; {self.processes.device}, {self.config.precision}")
         say(f"run folder: {self.folder.path}" + (f", resumed at {engine.clock.kimg:g} kimg" if self.resumed else ""))
         split = self.processes.count > 1 or (self.config.micro_batch or engine.batch_size) < engine.batch_size
-        coupled = [
-            name for name, m in engine.gan.named_modules()
-            if isinstance(m, nn.modules.batchnorm._BatchNorm) or getattr(m, "batch_coupled", False)
-        ]  # fmt: skip
+        coupled = engine.gan.batch_coupled()
         if self.evaluate is not None:
             say(f"evaluation: {self.evaluate.describe()}")
         if split and coupled:
-            say(f"batch-coupled layers see one micro-batch of one process at a time: {', '.join(coupled)}")
+            say(f"batch-coupled parts see one micro-batch of one process at a time: {', '.join(coupled)}")
 
     @contextlib.contextmanager
     def _signals(self):
