@@ -122,7 +122,7 @@ def density_coverage(fake: Tensor, real: Tensor, k: int = 5) -> tuple[float, flo
     for rows in torch.arange(len(real)).split(BLOCK):
         distances = torch.cdist(real[rows], real)
         distances[torch.arange(len(rows)), rows] = torch.inf  # rounding can leave a sample some way from itself
-        radii = distances.kthvalue(k, dim=1, keepdim=True).values
+        radii = distances.topk(k, dim=1, largest=False).values[:, -1:]  # many times as fast as kthvalue
         hits = torch.cdist(real[rows], fake) < radii
         inside += int(hits.sum())
         covered += int(hits.any(dim=1).sum())

@@ -202,12 +202,19 @@ def _is(fake: FeatureSet, real: FeatureSet, classes: int) -> dict[str, Any]:
     return dict(zip(("is", "is_std"), inception_score(fake.logits), strict=True))
 
 
+def _as_many(fake: FeatureSet, real: FeatureSet) -> tuple[Tensor, Tensor]:
+    """As many features of either side, a fixed random part of the larger: how far a manifold reaches depends on their number."""
+    n = min(len(fake.features), len(real.features))
+    chosen = torch.randperm(max(len(fake.features), len(real.features)), generator=torch.Generator().manual_seed(2))[:n]
+    return tuple(x if len(x) == n else x[chosen] for x in (fake.features, real.features))
+
+
 def _pr(fake: FeatureSet, real: FeatureSet, classes: int) -> dict[str, Any]:
-    return dict(zip(("precision", "recall"), precision_recall(fake.features, real.features), strict=True))
+    return dict(zip(("precision", "recall"), precision_recall(*_as_many(fake, real)), strict=True))
 
 
 def _dc(fake: FeatureSet, real: FeatureSet, classes: int) -> dict[str, Any]:
-    return dict(zip(("density", "coverage"), density_coverage(fake.features, real.features), strict=True))
+    return dict(zip(("density", "coverage"), density_coverage(*_as_many(fake, real)), strict=True))
 
 
 def _intra(fake: FeatureSet, real: FeatureSet, classes: int) -> dict[str, Any]:
@@ -217,6 +224,14 @@ def _intra(fake: FeatureSet, real: FeatureSet, classes: int) -> dict[str, Any]:
 
 def _recognised(fake: FeatureSet, real: FeatureSet, classes: int) -> dict[str, Any]:
     return {"recognised": (fake.logits.argmax(dim=1) == fake.labels).double().mean().item()}
+
+
+def _of_manifolds(neighbours: int) -> Callable[[FeatureSet, FeatureSet], dict[str, Any]]:
+    def protocol(fake: FeatureSet, real: FeatureSet) -> dict[str, Any]:
+        n = min(len(fake.features), len(real.features))
+        return {"samples": n, "reference_images": n, "neighbours": neighbours}
+
+    return protocol
 
 
 def _pairs(fake: FeatureSet, real: FeatureSet) -> dict[str, Any]:
@@ -237,8 +252,8 @@ METRICS: dict[str, Metric] = {
     "kid": Metric("kernel distance", _kid, False, "arXiv:1801.01401", protocol=_of_kid),
     "is": Metric("inception score", _is, True, "arXiv:1606.03498", ("logits",),
                  lambda fake, real: {"samples": len(fake.features), "splits": 10, "seed": 2020}),
-    "pr": Metric("precision, recall", _pr, True, "arXiv:1904.06991", protocol=lambda f, r: {**_pairs(f, r), "neighbours": 3}),
-    "dc": Metric("density, coverage", _dc, True, "arXiv:2002.09797", protocol=lambda f, r: {**_pairs(f, r), "neighbours": 5}),
+    "pr": Metric("precision, recall", _pr, True, "arXiv:1904.06991", protocol=_of_manifolds(3)),
+    "dc": Metric("density, coverage", _dc, True, "arXiv:2002.09797", protocol=_of_manifolds(5)),
     "intra": Metric("intra-class Frechet distance", _intra, False, "mean of fid over classes", ("labels",), _pairs),
     "recognised": Metric("recognised as their label", _recognised, True, "share of samples", ("labels", "own labels"),
                          lambda fake, real: {"samples": len(fake.features)}),

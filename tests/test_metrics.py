@@ -63,8 +63,9 @@ def theirs(pair, tmp_path_factory):
 def test_equal_to_torch_fidelity_on_the_same_files(pair, theirs, batch_size):
     fake, real = (seen(part, batch_size) for part in pair)
     found = {}
-    for metric in ("fid", "kid", "is", "pr"):
+    for metric in ("fid", "kid", "is"):
         found |= METRICS[metric].compute(fake, real, 0)
+    found |= dict(zip(("precision", "recall"), precision_recall(fake.features, real.features)))
     pairs = {
         "frechet": "frechet_inception_distance", "precision": "precision", "recall": "recall", "is": "inception_score_mean",
         "is_std": "inception_score_std", "kid": "kernel_inception_distance_mean", "kid_std": "kernel_inception_distance_std",
@@ -149,6 +150,20 @@ def test_precision_and_recall_know_their_sides():
     assert precision > 0.8 and 0.4 < recall < 0.55
     precision, recall = precision_recall(torch.cat([more, right]), left)
     assert 0.4 < precision < 0.55 and recall > 0.8
+
+
+@pytest.mark.parametrize("metric", ["pr", "dc"])
+def test_manifolds_are_of_as_many_images(pair, metric):
+    """130 against 110: a fixed random part of the larger side, and it is stated."""
+    entry, (fake, real) = METRICS[metric], (seen(part) for part in pair)
+    protocol = entry.protocol(fake, real)
+    assert protocol["samples"] == protocol["reference_images"] == 110
+    found, function = entry.compute(fake, real, 0), {"pr": precision_recall, "dc": density_coverage}[metric]
+    assert found == entry.compute(fake, real, 0)
+    assert tuple(found.values()) != function(fake.features, real.features)
+    swapped = entry.compute(real, fake, 0)
+    if metric == "pr":
+        assert (swapped["precision"], swapped["recall"]) == (found["recall"], found["precision"])
 
 
 def brute_density_coverage(fake, real, k):
