@@ -99,6 +99,7 @@ def test_a_number_carries_its_protocol(run, here, capsys):
     assert reference["resizer"] == "none" and content["extractors"]["tiny"]["resizer"] and content["missing"] == {
         "recognised": "metrics=recognised needs an extractor that knows the data's classes, and extractor=tiny does not"}
     assert len(content["extractors"]["tiny"]["weights_hash"]) == 64 and content["extractors"]["tiny"]["layer"] == "body"
+    assert of["trained_on"] == source.content_hash
     assert of["kimg"] == 16 and of["weights"] == "ema" and of["seed"] == 5 and of["count"] == 30
     assert "running statistics" in of["batch_norm"] and "drawn without replacement" in of["labels"] and of["gan"] == "r3gan"
     assert content["versions"]["torch-fidelity"] and content["versions"]["torch"] == torch.__version__
@@ -154,6 +155,19 @@ def test_labels_are_distributed_as_in_the_data(run, here, monkeypatch):
     monkeypatch.setattr(measure_module, "features_of", watched)
     scored(run, metrics=["fid"])
     assert counts == [[20, 10, 10]]  # as many samples as images: exactly theirs
+
+
+def test_a_reference_without_labels_for_a_model_with_classes(run, here, monkeypatch):
+    counts, keep = [], measure_module.features_of
+
+    def watched(extractors, n, images_at, labels, *rest):
+        counts.append(labels.bincount().tolist())
+        return keep(extractors, n, images_at, labels, *rest)
+
+    monkeypatch.setattr(measure_module, "features_of", watched)
+    content = scored(run, dataset="unlabelled", samples=30)[1]
+    assert counts == [[10, 10, 10]] and "since the reference has no labels" in content["results"][0]["of"]["labels"]
+    assert content["results"][0]["of"]["trained_on"] != content["reference"]["data_hash"] and "intra" in content["missing"]
 
 
 def test_ema_and_raw_weights_and_seeds_differ(here):

@@ -25,7 +25,7 @@ from training.config import build_config, typed
 from training.evaluation import Samples, data_labels, extractor_in_group, group_of
 from training.processes import Processes
 from training.report import Report, neighbour_sheet
-from training.sampling import Loaded, load_gan
+from training.sampling import Loaded, load_gan, sample_labels
 
 SAMPLES = 50_000  # what papers use
 SPLITS = ("train", "test")
@@ -91,7 +91,6 @@ class Subject:
     images_at: ImagesAt
     labels: Tensor | None
     about: dict[str, Any]
-    kimg: float | None = None
 
 
 def measure(values: dict[str, Any]) -> int:
@@ -136,7 +135,7 @@ def _measure(options: EvaluateScriptOptions, dataset: Mapping[str, Any], process
             )  # fmt: skip
 
     report = Report(options, dataset_options, source, extractors, missing, processes)
-    for subject in _subjects(options, files, source, compared, n, processes):
+    for subject in _subjects(options, files, source, compared, n, processes, state):
         with _bar(n, subject.title, processes) as bar:
             seen = features_of(extractors, n, subject.images_at, subject.labels, options.batch_size, group, bar.update)
         if isinstance(subject.images_at, Samples):
@@ -332,32 +331,38 @@ def _preferred(metric: str, names: list[str], chosen: bool) -> list[str]:
 
 
 def _subjects(
-    options: EvaluateScriptOptions, files: list[Path], source: DataSource, compared: DataSource | None, n: int, processes: Any
+    options: EvaluateScriptOptions, files: list[Path], source: DataSource, compared: DataSource | None, n: int,
+    processes: Processes, state: Mapping[str, Any] | None,
 ) -> Iterator[Subject]:
     """The floor first, then one checkpoint after the other."""
     if compared is not None:
         rng = torch.Generator().manual_seed(options.seed)
         chosen = torch.randperm(len(compared), generator=rng)[:n].sort().values
-        about = {"images": options.compare, "data_hash": compared.content_hash, "count": n, "of": len(compared)}
+        about = {
+            "images": options.compare, "data_hash": compared.content_hash, "count": n, "of": len(compared), "seed": options.seed,
+        }  # fmt: skip
         labels = compared.labels[chosen] if compared.spec.classes else None
         yield Subject(f"real images ({Path(options.compare).name})", lambda a, b: compared.images[chosen[a:b]], labels, about)
     for file in files:
         loaded = load_gan(str(file), processes.device, options.weights)
-        labels = data_labels(source, options.seed, n) if loaded.gan.conditional else None
-        yield Subject(
-            _title(loaded), Samples(loaded.gan, labels, options.seed, processes.device), labels,
-            {
-                "checkpoint": str(file), "kimg": loaded.clock.kimg, "step": loaded.clock.step, "weights": options.weights,
-                "gan": loaded.config.gan.name, "count": n, "seed": options.seed, "batch_norm": "running statistics",
-                "labels": "those of the reference data, drawn without replacement" if labels is not None else "none",
-                "pixels": "rounded to 8 bits", "precision": "fp32",
-                "layer_noise": f"seeded for each batch of {options.batch_size}",
-            }, loaded.clock.kimg,
-        )  # fmt: skip
+        labels, rule = _labels(loaded, source, options.seed, n)
+        about = {
+            "checkpoint": str(file), "kimg": loaded.clock.kimg, "step": loaded.clock.step, "weights": options.weights,
+            "gan": loaded.config.gan.name, "trained_on": state.get("content_hash"), "count": n, "seed": options.seed,
+            "batch_norm": "running statistics", "labels": rule, "pixels": "rounded to 8 bits", "precision": "fp32",
+            "layer_noise": f"seeded for each batch of {options.batch_size}",
+        }  # fmt: skip
+        samples = Samples(loaded.gan, labels, options.seed, processes.device)
+        yield Subject(f"{loaded.config.gan.name} at {loaded.clock.kimg:g} kimg", samples, labels, about)
 
 
-def _title(loaded: Loaded) -> str:
-    return f"{loaded.config.gan.name} at {loaded.clock.kimg:g} kimg"
+def _labels(loaded: Loaded, source: DataSource, seed: int, n: int) -> tuple[Tensor | None, str]:
+    """(labels of the samples, how they were chosen)."""
+    if not loaded.gan.conditional:
+        return None, "none"
+    if source.spec.classes:
+        return data_labels(source, seed, n), "those of the reference data, drawn without replacement"
+    return sample_labels(loaded.spec.classes, 0, n), "every class in turn, since the reference has no labels"
 
 
 def _bar(total: int, title: str, processes: Processes) -> tqdm:
