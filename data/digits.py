@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from data.decode import resize_square
+from data.decode import check_memory, resize_square
 from data.options import DatasetOptions
 from data.source import DataSource, Spec
 from errors import UserError
@@ -25,6 +25,7 @@ def build(options: DatasetOptions) -> DataSource:
 
     digits = load_digits()
     resolution = options.resolution or RESOLUTION
+    check_memory(4 * len(digits.images), resolution)  # as floats of one channel, twice
     levels = (digits.images * (255 / 16)).astype(np.float32)
     resized = np.stack([np.asarray(resize_square(Image.fromarray(image), resolution)) for image in levels])
     images = torch.from_numpy(resized).round_().clamp_(0, 255).to(torch.uint8).unsqueeze(1)

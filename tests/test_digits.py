@@ -5,6 +5,7 @@ import torch
 
 import data
 from data import DatasetOptions
+from errors import UserError
 from metrics.digits import DigitsClassifier, digits_classifier, recognised
 
 
@@ -104,3 +105,9 @@ def test_one_label_an_image():
             recognised(digits_classifier(), images, bad)
     with pytest.raises(ValueError, match="at least one"):
         recognised(digits_classifier(), images[:0], labels[:0])
+
+
+def test_a_resolution_beyond_memory_is_refused_before_it_is_tried():
+    for resolution in (100_000, 9 * 10**18):
+        with pytest.raises(UserError, match="lower dataset.resolution"):
+            data.build(DatasetOptions(name="digits", resolution=resolution))

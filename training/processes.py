@@ -32,7 +32,7 @@ def pick_device(name: str) -> torch.device:
             raise UserError(f"device={name}: this machine has {count} usable CUDA devices; use device=cpu or device=auto")
     elif device.type == "mps" and not torch.backends.mps.is_available():
         raise UserError("device=mps: not available on this machine; use device=cpu or device=auto")
-    elif device.type not in ("cpu", "mps"):
+    elif device.type not in ("cpu", "mps") or device.index:
         raise UserError(f"device={name}: not supported, allowed: auto, cpu, cuda, cuda:<n>, mps")
     return device
 
