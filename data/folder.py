@@ -118,9 +118,10 @@ def _classes(
         raise UserError(f"{shown}: {error}") from error
     notes = []
     if nested and {name.lower() for name in nested} <= SPLITS:
+        training = min(nested, key=lambda name: (not name.lower().startswith("train"), name))
         notes.append(
             f"sub-folders {', '.join(sorted(nested))} are taken as classes; if they are splits or domains, set "
-            f"dataset.path={os.path.join(options.path or '', min(nested))}"
+            f"dataset.path={os.path.join(options.path or '', training)}"
         )
     empty = sorted(e.name for e in os.scandir(path) if e.is_dir() and not e.name.startswith(".") and e.name not in nested)
     if empty:
