@@ -49,9 +49,13 @@ def test_all_state_is_saved():
 
 
 def test_nan_moves_nothing():
-    ada = AdaptiveStrength(0.3, target=0.5, interval=1, adjust_kimg=1.0)
-    ada.update(float("nan"), 8)
+    ada = AdaptiveStrength(0.3, interval=2, adjust_kimg=1.0)
+    for sign in (1.0, float("nan")):
+        ada.update(sign, 8)
     assert float(ada.strength) == pytest.approx(0.3)
+    for sign in (1.0, 1.0):  # and it is forgotten
+        ada.update(sign, 8)
+    assert float(ada.strength) == pytest.approx(0.316)
 
 
 def test_build():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
@@ -16,7 +14,7 @@ class AdaptiveStrength(nn.Module):
     it is kept from falling below 0. As in the paper there is no upper limit: above 1 only transforms with a multiplier
     below 1 still become more frequent.
 
-    adjust_kimg: in which p rises or falls by 1; 500 from scratch, 100 for fine-tuning. All state is in the buffers.
+    adjust_kimg: how many kimg p takes from 0 to 1; 500 from scratch, 100 for fine-tuning. All state is in the buffers.
     Read every step, so it is best left on the CPU.
     """
 
@@ -45,16 +43,15 @@ class AdaptiveStrength(nn.Module):
     def update(self, sign_mean: Tensor | float, batch_size: int) -> None:
         """Once a step: ``sign_mean`` in [-1, 1] is the mean sign of the logits of this step's ``batch_size`` reals.
 
-        A step whose measure is not finite is counted, but votes for neither direction.
+        Where one of them is NaN, the strength stands.
         """
-        sign_mean = float(sign_mean)
-        self.sign_sum += (sign_mean if math.isfinite(sign_mean) else self.target) * batch_size
+        self.sign_sum += float(sign_mean) * batch_size
         self.images += batch_size
         self.steps += 1
         if int(self.steps) < self.interval:
             return
         images = int(self.images)
-        direction = torch.sign(self.sign_sum / images - self.target)
+        direction = torch.sign(self.sign_sum / images - self.target)  # 0 for NaN
         self.strength.copy_((self.strength + direction * images / (self.adjust_kimg * 1000)).clamp(min=0))
         self.sign_sum.zero_()
         self.images.zero_()
