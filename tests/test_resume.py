@@ -32,7 +32,7 @@ def options(name, folder, **changes):
         "checkpoint": {"every_kimg": 0.016, "keep": 2},
         "log": {"every_kimg": 0.012},
         "sample": {"every_kimg": 0.024, "rows": 2, "columns": 2},
-        "eval": {"every_kimg": 0.04, "samples": 1},
+        "eval": {"every_kimg": 0.02, "samples": 1},
     }
     return toys.values(name, gan=gan, dataset={"name": "toy", "xflip": True}, run_dir=str(folder), **{**every, **changes})
 
@@ -101,6 +101,9 @@ def assert_same_run(folder, whole, exact_log=True, files=True):
             assert untimed(line) == untimed(other_line)
         else:  # sums over processes are then formed in another order
             assert untimed(line) == {k: pytest.approx(v, rel=1e-5, abs=1e-7) for k, v in untimed(other_line).items()}
+    measured = {line["eval/roughly"]: line["step"] for line in log if "eval/roughly" in line}
+    if measured:
+        assert checkpoint.load(folder / "checkpoints" / "best.pt")["clock"]["step"] == measured[max(measured)]
     if files:
         names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
         assert names == sorted(str(p.relative_to(whole)) for p in whole.rglob("*") if p.is_file())
@@ -134,10 +137,10 @@ def test_killed_inside_the_write_of_a_checkpoint(tmp_path, uninterrupted):
     """Half of a checkpoint is in its file when the process dies: the first, then a later one, then the next."""
     whole, folder = uninterrupted("pooled", precision="fp32"), tmp_path / "run"
     touches = whole.with_suffix(".touches").read_text().split()
-    assert touches.count("save") == 7  # at 0, every 16 of 80 images, and with the evaluation at 40
+    assert touches.count("save") == 8  # at 0, every 16 of 80 images, and with the evaluations at 24 and 40
     for i, what in enumerate(touches):  # on the disk before the name changes, and the name before the run goes on
         assert what != "save" or touches[i : i + 4] == ["save", "fsync", "replace", "fsync"]
-    for nth, step in ((0, None), (2, 2), (0, 2), (1, 4)):
+    for nth, step in ((0, None), (2, 2), (0, 2), (1, 3)):
         assert toy_run.wait(begin("pooled", folder, die_at=("save", nth))) == [-signal.SIGKILL]
         (half,) = (folder / "checkpoints").glob("*.tmp")
         assert 0 < half.stat().st_size < 0.6 * (whole / "checkpoints" / "latest.pt").stat().st_size
@@ -145,6 +148,16 @@ def test_killed_inside_the_write_of_a_checkpoint(tmp_path, uninterrupted):
         assert latest.exists() == (step is not None)
         assert step is None or checkpoint.load(latest)["clock"]["step"] == step
     assert through_kills("pooled", folder, []) == 0
+    assert_same_run(folder, whole)
+
+
+def test_the_best_so_far_is_known_after_a_kill(tmp_path, uninterrupted):
+    """What comes after the kill is worse than what came before it: the best checkpoint stays."""
+    whole, folder = uninterrupted("lazy", precision="fp32"), tmp_path / "run"
+    best = checkpoint.load(whole / "checkpoints" / "best.pt")["clock"]["images_seen"]
+    assert best == 40
+    assert through_kills("lazy", folder, [("save", 5)]) == 1  # those before: at 0, 16, 24, 32 and 40 images
+    assert "resumed at 0.04 kimg" in said(folder)
     assert_same_run(folder, whole)
 
 

@@ -215,6 +215,18 @@ def test_the_fake_is_made_once_and_lent_with_its_graph():
     assert engine.gan.discriminator[2].num_batches_tracked == 3  # real and fake, then the fake for the generator
 
 
+@pytest.mark.parametrize("micro_batch", [None, 3])
+@pytest.mark.parametrize("name", ["reusing", "pooled"])
+def test_phases_with_the_same_batch_see_the_same_images(name, micro_batch):
+    engine = toy_run.build_engine(toys.values(name, micro_batch=micro_batch))
+    seen = record(engine)
+    for _ in range(2):
+        engine.step()
+    first, second = ([x for _, phase, _, x in seen if phase == p.name] for p in engine.phases)
+    assert len(first) == len(second) == (2 if micro_batch is None else 6)
+    assert all(torch.equal(a, b) for a, b in zip(first, second))
+
+
 def test_micro_batches_make_it_again_without_moving_statistics():
     engine = toy_run.build_engine(toys.values("reusing", micro_batch=3))
     calls = []
