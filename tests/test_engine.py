@@ -45,12 +45,12 @@ def run(name, tmp_path, **changes):
 
 @pytest.mark.parametrize("name", ["r3gan", "clipped", "lazy", "pooled"])
 def test_gradients_do_not_depend_on_micro_batches(name):
-    """8 = 4 + 4 = 3 + 3 + 2, penalties included, to 1e-5 of each tensor's largest entry and 2e-6 of the whole."""
+    """8 = 4 + 4 = 3 + 3 + 2, penalties included, to 5e-6 of each tensor's largest entry and 1e-6 of the whole."""
     whole = gradients(name)
     assert len(whole) >= 8 and sum(bool(g.any()) for g in whole.values()) >= 7
     for micro_batch in (4, 3, 1):
         parts = gradients(name, micro_batch=micro_batch)
-        assert relative(parts, whole) < 1e-5 and distance(parts, whole) < 2e-6
+        assert relative(parts, whole) < 5e-6 and distance(parts, whole) < 1e-6
         assert any(not torch.equal(parts[k], whole[k]) for k in whole)  # or they were not split
 
 
@@ -62,6 +62,22 @@ def test_reports_do_not_depend_on_micro_batches():
         means.append(engine.pop_means())
     assert means[1] == {k: pytest.approx(v, rel=1e-4, abs=1e-6) for k, v in means[0].items()}
     assert {"discriminator/loss", "discriminator/grad_norm", "generator/skipped"} <= means[0].keys()
+
+
+def test_a_log_line_holds_means_over_what_ran_since_the_last():
+    """Over steps, and for a phase that ran less often over its own runs."""
+    each, all_at_once = (toy_run.build_engine(toys.values("lazy", gan={"interval": 2})) for _ in range(2))
+    lines = []
+    for _ in range(3):
+        each.step()
+        all_at_once.step()
+        lines.append(each.pop_means())
+    means = all_at_once.pop_means()
+    assert means.keys() == lines[0].keys() > lines[1].keys()
+    for name, mean in means.items():
+        values = [line[name] for line in lines if name in line]
+        assert len(values) == (2 if name.startswith("regularizer") else 3)
+        assert mean == pytest.approx(sum(values) / len(values), rel=1e-5, abs=1e-7)
 
 
 @pytest.mark.parametrize("name", ["r3gan", "pooled", "reusing"])
@@ -248,6 +264,18 @@ def test_fp16_penalty_gradients_survive_by_scaling():
     engine.step()
     norm = torch.cat([g.flatten() for k, g in exact.items() if k.startswith("discriminator")]).norm()
     assert engine.pop_means()["discriminator/grad_norm"] == pytest.approx(float(norm), rel=1e-2)  # what is logged is not scaled
+
+
+def test_two_phases_of_one_set_share_a_scaler():
+    """A lazy penalty under fp16: the gradient of each phase is unscaled once."""
+    lazy = heavy(penalty={"name": "r1_r2", "gamma": 0.5, "interval": 2})
+    norms = []
+    for precision in ("fp32", "fp16"):
+        engine = toy_run.build_engine(toys.values("r3gan", precision=precision, **lazy))
+        assert [phase.trains for phase in engine.phases] == ["discriminator", "generator", "discriminator"]
+        engine.step()
+        norms.append({k: v for k, v in engine.pop_means().items() if k.endswith("grad_norm")})
+    assert norms[1] == {k: pytest.approx(v, rel=1e-2) for k, v in norms[0].items()} and len(norms[0]) == 3
 
 
 def test_an_overflow_that_lowers_the_scale_is_no_fault():

@@ -177,6 +177,29 @@ def test_the_pool_moves_once_a_step_in_the_order_of_the_batch(micro_batch):
     torch.testing.assert_close(gan.pool, torch.stack([torch.stack(pools[side]) for side in ("generator", "other")]))
 
 
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_observed_means_are_those_of_the_global_batch_over_all_repeats(micro_batch):
+    looked, observed = [], []
+
+    def prepare(gan):
+        loss = gan.discriminator_loss
+
+        def reporting(batch):
+            looked.append(batch.images.mean(dim=(1, 2, 3)))
+            batch.report("brightness", looked[-1])
+            return loss(batch)
+
+        gan.discriminator_loss, gan.observes, gan.observe = reporting, ("critic/brightness",), observed.append
+
+    gan = {"many": 2, "few": 2}
+    engine = toy_run.build_engine(toys.values("clipped", gan=gan, batch_size=7, micro_batch=micro_batch), prepare)
+    for step in range(3):
+        del looked[:]
+        engine.step()
+        assert len(observed) == step + 1 and set(observed[-1]) == {"critic/brightness"}
+        torch.testing.assert_close(observed[-1]["critic/brightness"], torch.cat(looked).mean())
+
+
 # (d) growing -----------------------------------------------------------------------------------------------------------------
 
 

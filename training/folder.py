@@ -110,6 +110,26 @@ def find_resumed(resume: str, run_dir: str | None) -> tuple[RunFolder, Path | No
     return folder, start
 
 
+def lock(folder: RunFolder) -> int | None:
+    """Keep other processes from training in the same folder; the kernel lets go when this one ends, however it ends.
+
+    An open file descriptor of the folder itself (no lock file is left behind), or None where there is no flock.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    handle = os.open(folder.path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise UserError(f"{folder.path}: another process is training in this folder; wait for it, or stop it") from None
+    except OSError:  # a file system without locks
+        pass
+    return handle
+
+
 def cut_back(folder: RunFolder, step: int, images_seen: int) -> None:
     """Drop what lies past the checkpoint that the run goes on from, and what a kill left half written."""
     make(folder, "resume")

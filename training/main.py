@@ -95,6 +95,10 @@ def _run(trainer: Trainer) -> int:
     except Diverged as error:
         print(f"error: training diverged at {error}; the last checkpoint is in {trainer.folder.path}", file=sys.stderr)
         return 1
+    except OSError as error:  # a full disk, a folder that is gone
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror or error}; the last checkpoint is in {trainer.folder.path}", file=sys.stderr)
+        return 1
     except (Stopped, KeyboardInterrupt) as error:
         print(f"{error or 'stopped at once'}; go on with: python train.py resume={trainer.folder.path}", file=sys.stderr)
         return 128 + (trainer._stop_signal or 2)

@@ -15,14 +15,15 @@ from typing import Any
 import torch
 
 from data import Spec
+from errors import UserError
 from gans.base import GAN, Clock
 from training import checkpoint
 from training.config import Config, plain
 from training.engine import Diverged, Engine
 from training.evaluation import Best, Evaluator, evaluator
-from training.folder import RunFolder, cut_back
+from training.folder import RunFolder, cut_back, lock
 from training.log import JsonLines, kimg_name
-from training.loggers import build_loggers
+from training.loggers import Logger, build_loggers
 from training.pictures import save_grid
 from training.plots import plot_losses
 from training.processes import Processes
@@ -47,6 +48,10 @@ class Trainer:
         start: dict[str, Any] | None = None,
     ):
         self.config, self.processes, self.folder = config, processes, folder
+        self.loggers: list[Logger] = []
+        self.log: JsonLines | None = None
+        self.progress: Progress | None = None
+        self._lock: int | None = None
         self.spec: Spec = source.spec
         self.content_hash = source.content_hash
         self.source = source.to(processes.device)
@@ -66,9 +71,9 @@ class Trainer:
         """Train, writing as the config says. Diverged and Stopped leave the run folder in a state to go on from."""
         if self.processes.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.processes.device)
-        if self.processes.first:
-            self._open()
         try:
+            if self.processes.first:
+                self._open()
             self._run()
         finally:
             if self.processes.first:
@@ -115,6 +120,7 @@ class Trainer:
 
     def _open(self) -> None:
         clock = self.engine.clock
+        self._lock = lock(self.folder)
         if self.resumed:
             cut_back(self.folder, clock.step, clock.images_seen)
             checkpoint.prune(self.folder.checkpoints, self.config.checkpoint.keep)  # a kill may have come before it
@@ -136,7 +142,13 @@ class Trainer:
     def _check_best(self) -> None:
         """A best checkpoint from past the one that the run goes on from belongs to a future that is given up."""
         path = self.folder.checkpoints / "best.pt"
-        if path.exists() and checkpoint.load(path)["clock"]["images_seen"] > self.engine.clock.images_seen:
+        if not path.exists():
+            return
+        try:
+            stale = checkpoint.load(path)["clock"]["images_seen"] > self.engine.clock.images_seen
+        except UserError:  # damaged: nothing that the run needs
+            stale = True
+        if stale:
             path.unlink()
             self.best.value = None
 
@@ -213,10 +225,11 @@ class Trainer:
         self.processes.wait()
 
     def _close(self) -> None:
-        for logger in self.loggers:
-            logger.close()
-        self.log.close()
-        self.progress.close()
+        for part in (*self.loggers, self.log, self.progress):
+            if part is not None:
+                part.close()
+        if self._lock is not None:
+            os.close(self._lock)
 
     def _finish(self) -> None:
         """Say what came out and where it lies."""
@@ -242,7 +255,7 @@ class Trainer:
 
     def _say(self, text: str) -> None:
         if self.processes.first:
-            self.progress.write(text) if hasattr(self, "progress") else print(text, flush=True)
+            print(text, flush=True) if self.progress is None else self.progress.write(text)
 
     def _postfix(self) -> dict[str, float]:
         """Two or three numbers beside the bar: the losses of the last log line."""
