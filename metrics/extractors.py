@@ -37,7 +37,6 @@ class Request:
     device   where features are computed.
     cache    folder for networks that are trained once; None keeps nothing.
     weights  extractor name -> weights file that the user named.
-    offline  do not try to download.
     say      takes what a person should read.
     """
 
@@ -45,7 +44,6 @@ class Request:
     device: torch.device
     cache: Path | None = None
     weights: dict[str, str] = field(default_factory=dict)
-    offline: bool = False
     say: Callable[[str], None] = print
 
     def __post_init__(self) -> None:
@@ -126,8 +124,6 @@ def _published(name: str, request: Request) -> Extractor:
     if not path.is_file():
         if named:
             raise Unavailable(f"{made.option}={path}: no such file; wanted: {made.file} (SHA-256 {made.sha256}…)")
-        if request.offline:
-            raise Unavailable(f"{made.file} is not at {path}")
         _download(name, path)
     shown = f"{made.option}={path}" if named else str(path)
     found = _sha256(path)

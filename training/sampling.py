@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import gans
 from data import Spec
@@ -98,8 +98,3 @@ def rebuild(state: dict[str, Any], device: torch.device, weights: str, name: str
     except (UserError, KeyError, RuntimeError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{name}: does not fit this version of the code ({' '.join(str(error).split())[:200]})") from error
     return gan.to(device).eval().requires_grad_(False), config, spec
-
-
-def parameter_count(module: nn.Module) -> int:
-    """How many numbers the module learns."""
-    return sum(p.numel() for p in module.parameters())
