@@ -7,14 +7,23 @@ silently becomes n x n.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 
+from errors import nearest
 from losses.options import build
+
+FORMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "softplus": lambda d: F.softplus(-d),
+    "hinge": lambda d: F.relu(1 - d),
+    "least_squares": lambda d: (d - 1).square(),
+}
+"""Loss of a relativistic difference d, falling as d grows (least squares: up to 1)."""
 
 
 def _check(fake_logits: Tensor, real_logits: Tensor | None = None) -> None:
@@ -62,10 +71,28 @@ class AdversarialLoss:
 
 @dataclass(frozen=True)
 class Minimax(AdversarialLoss):
-    """D: s+(-r) + s+(f);  G: -s+(f) = log(1 - sigmoid(f)), which saturates where D is sure (arXiv:1406.2661, eq. 1)."""
+    """D: s+(-r) + s+(f);  G: -s+(f) = log(1 - sigmoid(f)), which saturates where D is sure (arXiv:1406.2661, eq. 1).
+
+    label_smoothing: s in [0, 1) lowers D's target for reals, and for them alone, from 1 to 1 - s (arXiv:1606.03498,
+    section 3.4); their term becomes (1 - s) s+(-r) + s s+(r).
+    """
+
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing={self.label_smoothing} must be at least 0 and below 1")
+
+    @property
+    def boundary(self) -> float:
+        """Where D's two targets are equally far: half of 1 - s as a logit, which is the best D's at equal densities."""
+        return math.log1p(-self.label_smoothing) - math.log1p(self.label_smoothing)
 
     def _d(self, real: Tensor, fake: Tensor) -> Tensor:
-        return F.softplus(-real) + F.softplus(fake)
+        as_real = F.softplus(-real)
+        if self.label_smoothing:  # (1 - s) s+(-r) + s s+(r), for s+(r) = s+(-r) + r
+            as_real = as_real + self.label_smoothing * real
+        return as_real + F.softplus(fake)
 
     def _g(self, real: Tensor | None, fake: Tensor) -> Tensor:
         return -F.softplus(fake)
@@ -127,34 +154,42 @@ class Hinge(AdversarialLoss):
 
 @dataclass(frozen=True)
 class Relativistic(AdversarialLoss):
-    """D: s+(-(r - f));  G: s+(-(f - r)), real and fake paired by position (arXiv:1807.00734, 2501.05441 eq. 2)."""
+    """D: F(r - f);  G: F(f - r), real and fake paired by position (arXiv:1807.00734, 2501.05441 eq. 2).
+
+    form: F(d) = s+(-d) (softplus), relu(1 - d) (hinge) or (d - 1)^2 (least_squares).
+    """
+
+    form: str = "softplus"
 
     needs_real: ClassVar[bool] = True
     relativistic: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        if self.form not in FORMS:
+            raise ValueError(f"form={self.form} is unknown; {nearest(self.form, FORMS)}")
+
     def _d(self, real: Tensor, fake: Tensor) -> Tensor:
-        return F.softplus(fake - real)
+        return FORMS[self.form](real - fake)
 
     def _g(self, real: Tensor | None, fake: Tensor) -> Tensor:
-        return F.softplus(real - fake)
+        return FORMS[self.form](fake - real)
 
 
 @dataclass(frozen=True)
-class RelativisticAverage(AdversarialLoss):
-    """D: s+(-(r - mean f)) + s+(f - mean r);  G: s+(-(f - mean r)) + s+(r - mean f) (arXiv:1807.00734, section 4.2).
+class RelativisticAverage(Relativistic):
+    """D: F(r - mean f) + F(mean r - f);  G: F(f - mean r) + F(mean f - r) (arXiv:1807.00734, section 4.2).
 
-    The means run over the micro-batch of one process.
+    form: F(d) = s+(-d) (softplus), relu(1 - d) (hinge) or (d - 1)^2 (least_squares). The means run over the micro-batch of
+    one process.
     """
 
-    needs_real: ClassVar[bool] = True
-    relativistic: ClassVar[bool] = True
     batch_coupled: ClassVar[bool] = True
 
     def _d(self, real: Tensor, fake: Tensor) -> Tensor:
-        return F.softplus(fake.mean() - real) + F.softplus(fake - real.mean())
+        return super()._d(real, fake.mean()) + super()._d(real.mean(), fake)
 
     def _g(self, real: Tensor | None, fake: Tensor) -> Tensor:
-        return F.softplus(real.mean() - fake) + F.softplus(real - fake.mean())
+        return super()._g(real.mean(), fake) + super()._g(real, fake.mean())
 
 
 LOSSES: dict[str, type[AdversarialLoss]] = {
@@ -171,3 +206,18 @@ LOSSES: dict[str, type[AdversarialLoss]] = {
 def build_loss(options: Mapping[str, Any]) -> AdversarialLoss:
     """The loss named by ``options["name"]`` with its options; UserError for an unknown name, option or type."""
     return build(LOSSES, options, "loss")
+
+
+def per_patch(loss: Callable[..., Tensor], *logit_maps: Tensor | None) -> Tensor:
+    """A loss of (n,) logits, such as ``AdversarialLoss.discriminator``, applied to each patch and averaged over a sample's.
+
+    Maps (n, h, w), all alike, or None where the loss takes None -> (n,). Patches are paired by sample and position; what a
+    batch-coupled loss averages over is all patches of all samples. ValueError for other shapes, of maps or of the result.
+    """
+    shapes = [tuple(logits.shape) for logits in logit_maps if logits is not None]
+    if not shapes or len(shapes[0]) != 3 or len(set(shapes)) != 1:
+        raise ValueError(f"patch logits must be (n, h, w), all alike, found {' and '.join(map(str, shapes)) or 'none'}")
+    values = loss(*(None if logits is None else logits.flatten() for logits in logit_maps))
+    if values.shape != (n := math.prod(shapes[0]),):
+        raise ValueError(f"a loss of {n} patches must return one value for each, ({n},), found {tuple(values.shape)}")
+    return values.unflatten(0, shapes[0]).mean(dim=(1, 2))

@@ -10,14 +10,14 @@ from typing import Any, TypeVar, get_type_hints
 from errors import UserError, nearest
 
 T = TypeVar("T")
-_WORDS = {float: "a number", int: "a whole number", bool: "true or false"}
+_WORDS = {float: "a number", int: "a whole number", bool: "true or false", str: "a name"}
 
 
 def build(registry: Mapping[str, type[T]], options: Mapping[str, Any], group: str) -> T:
     """``registry[options["name"]]`` made with the remaining options.
 
     UserError (one line, with the nearest valid name) for an unknown name or option, a value of the wrong type, or a value
-    the class itself refuses (ValueError in its ``__post_init__``).
+    the class itself refuses (ValueError in its ``__post_init__``, which begins with the option's name).
     """
     name = options.get("name")
     if name not in registry:
@@ -35,7 +35,7 @@ def build(registry: Mapping[str, type[T]], options: Mapping[str, Any], group: st
     try:
         return cls(**values)
     except ValueError as error:
-        raise UserError(f"{group}={name}: {error}") from None
+        raise UserError(f"{group}.{error}") from None
 
 
 def _cast(value: Any, kind: type, option: str) -> Any:

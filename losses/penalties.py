@@ -45,7 +45,8 @@ def gradient_norm(logits: Tensor, images: Tensor, grad_scale: float = 1.0) -> Te
 class PenaltyPoint:
     """What a penalty may look at.
 
-    discriminator  (images (n, c, h, w) before augmentation, "real" | "fake" | "mix" for what they are) -> logits (n,).
+    discriminator  (images (n, c, h, w) before augmentation, "real" | "fake" | "mix" for what they are) -> logits (n,);
+                   "mix" are images that a penalty made itself.
     real, fake     images; those named by ``Penalty.differentiates`` require grad.
     real_logits, fake_logits  the discriminator's, or None where not computed yet.
     draw           per-sample random numbers (n, *shape), as a phase's ``batch.draw``.
@@ -76,11 +77,13 @@ class Penalty:
     weight_name     the field that is its weight, and the name under which it may be scheduled.
     factor          loss = factor * weight * value.
     differentiates  which of "real", "fake" must require grad before the discriminator sees them.
+    batch_coupled   a sample's value depends on the rest of its micro-batch.
     """
 
     weight_name: ClassVar[str | None] = None
     factor: ClassVar[float] = 1.0
     differentiates: ClassVar[tuple[str, ...]] = ()
+    batch_coupled: ClassVar[bool] = False
     interval: ClassVar[int] = 1
 
     def values(self, at: PenaltyPoint) -> dict[str, Tensor]:
@@ -149,9 +152,12 @@ class WGANGP(Penalty):
     weight_name: ClassVar[str] = "gp_lambda"
 
     def values(self, at: PenaltyPoint) -> dict[str, Tensor]:
-        mix = at.draw("mix", (1, 1, 1), "uniform")
-        x_hat = torch.lerp(at.fake.detach(), at.real.detach(), mix).requires_grad_()
+        x_hat = self.points(at).requires_grad_()
         return {"gp": self.value(gradient_norm(at.discriminator(x_hat, "mix"), x_hat, at.grad_scale))}
+
+    def points(self, at: PenaltyPoint) -> Tensor:
+        """x_hat (n, c, h, w), without a graph."""
+        return torch.lerp(at.fake.detach(), at.real.detach(), at.draw("mix", (1, 1, 1), "uniform"))
 
     def value(self, norm: Tensor) -> Tensor:
         """(n,) gradient norms -> (n,) unweighted penalties."""
@@ -159,7 +165,39 @@ class WGANGP(Penalty):
         return (excess.relu() if self.one_sided else excess).square()
 
 
-PENALTIES: dict[str, type[Penalty]] = {"none": Penalty, "r1": R1, "r2": R2, "r1_r2": R1R2, "wgan_gp": WGANGP}
+@dataclass(frozen=True)
+class DRAGAN(WGANGP):
+    """gp_lambda * (||grad D(x_hat)|| - center)^2 around the data, x_hat = x + alpha noise std(x) u, with alpha per sample and
+    u per pixel ~ U[0, 1) (arXiv:1705.07215, section 2.4; the perturbation is that of its published code).
+
+    one_sided: only norms above ``center`` are punished. noise: size of the perturbation, in standard deviations of all values
+    of the micro-batch of one process.
+    """
+
+    noise: float = 0.5
+
+    batch_coupled: ClassVar[bool] = True
+
+    def points(self, at: PenaltyPoint) -> Tensor:
+        real = at.real.detach()
+        alpha = at.draw("dragan_alpha", (1, 1, 1), "uniform")
+        u = at.draw("dragan_u", tuple(real.shape[1:]), "uniform")
+        return real + alpha * self.noise * real.std(correction=0) * u  # correction 0: finite for a single value too
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.noise < 0:
+            raise ValueError(f"noise={self.noise} must not be negative")
+
+
+PENALTIES: dict[str, type[Penalty]] = {
+    "none": Penalty,
+    "r1": R1,
+    "r2": R2,
+    "r1_r2": R1R2,
+    "wgan_gp": WGANGP,
+    "dragan": DRAGAN,
+}
 
 
 def build_penalty(options: Mapping[str, Any]) -> Penalty:

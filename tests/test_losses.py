@@ -83,8 +83,8 @@ def test_losses_are_finite_at_extreme_logits():
         (build_penalty, {"name": "r1r2"}, "penalty.name=r1r2 is unknown; did you mean 'r1_r2'?"),
         (build_penalty, {"name": "r1", "gama": 1}, "penalty.gama is not an option of penalty=r1; did you mean 'gamma'?"),
         (build_penalty, {"name": "r1", "interval": 1.5}, "penalty.interval=1.5 must be a whole number"),
-        (build_penalty, {"name": "r1", "interval": 0}, "penalty=r1: interval=0 must be at least 1"),
-        (build_penalty, {"name": "r1", "gamma": -1}, "penalty=r1: gamma=-1.0 must not be negative"),
+        (build_penalty, {"name": "r1", "interval": 0}, "penalty.interval=0 must be at least 1"),
+        (build_penalty, {"name": "r1", "gamma": -1}, "penalty.gamma=-1.0 must not be negative"),
         (build_penalty, {"name": "wgan_gp", "one_sided": 1}, "penalty.one_sided=1 must be true or false"),
     ],
 )
