@@ -57,6 +57,12 @@ class Batch(Protocol):
         """``images`` through the augmentation pipe at the scheduled strength (the identity without one); differentiable."""
         ...
 
+    def reseed_layers(self, purpose: str) -> None:
+        """Seed the generators that layers draw from (dropout, layer noise), keyed by the phase's batch and ``purpose``: a
+        forward that a later phase repeats (:meth:`GAN.reuse`) draws the same. Layer draws are seeded before each micro-batch
+        in any case."""
+        ...
+
     def share(self, **tensors: Tensor) -> None:
         """Leave tensors for the phases that name this one in ``same_batch_as``.
 
@@ -165,6 +171,10 @@ class GAN(nn.Module):
             if isinstance(module, nn.modules.batchnorm._BatchNorm) or getattr(module, "batch_coupled", False) is True
         ]  # fmt: skip
 
+    def remarks(self) -> list[str]:
+        """What a user should know of this model once, before the first step, a line each."""
+        return []
+
     def with_modules(self, modules: Mapping[str, nn.Module]) -> GAN:
         """A view of this GAN in which the named networks are replaced (EMA copies), everything else shared."""
         view = copy.copy(self)
@@ -172,26 +182,36 @@ class GAN(nn.Module):
         return view
 
     def reuse(self, batch: Batch, name: str, forward: Callable[[], Tensor]) -> Tensor:
-        """``batch.shared[name]`` if it still has its graph, else ``forward()`` again (same draws), BatchNorm statistics held."""
+        """``batch.shared[name]`` if it still has its graph, else ``forward()`` again (same draws), statistics held.
+
+        ``forward`` must begin with ``batch.reseed_layers`` if its layers draw random numbers.
+        """
         tensor: Any = batch.shared.get(name)
         if tensor is not None and tensor.requires_grad:
             return tensor
-        with held_batchnorm_statistics(self):
+        with held_statistics(self):
             return forward()
 
 
-class held_batchnorm_statistics:
-    """Context: BatchNorm normalises as before but does not move its running statistics (a forward that is a repetition)."""
+class held_statistics:
+    """Context for a forward that is a repetition: BatchNorm normalises as before but does not move its running statistics, and
+    spectral norm keeps the singular vectors that it has."""
 
     def __init__(self, module: nn.Module):
-        self.norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
+        modules = list(module.modules())
+        self.norms = [m for m in modules if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
+        self.spectral = [m for m in modules if isinstance(m, nn.utils.parametrizations._SpectralNorm) and m.training]
 
     def __enter__(self) -> None:
         self.saved = [(m.running_mean, m.running_var, m.num_batches_tracked) for m in self.norms]
         for m in self.norms:  # the forward below moves copies, which are dropped on exit
             m.running_mean, m.running_var = m.running_mean.clone(), m.running_var.clone()
             m.num_batches_tracked = m.num_batches_tracked.clone()
+        for m in self.spectral:
+            m.training = False
 
     def __exit__(self, *_: object) -> None:
         for m, (mean, var, count) in zip(self.norms, self.saved):
             m.running_mean, m.running_var, m.num_batches_tracked = mean, var, count
+        for m in self.spectral:
+            m.training = True

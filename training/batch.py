@@ -30,13 +30,14 @@ class MicroBatch:
         grad_scale: float = 1.0,
         augment: Augment | None = None,
         augment_strength: float = 0.0,
+        reseed: Callable[[str], None] | None = None,
     ):
         self.images, self.labels, self.shared, self.grad_scale = images, labels, shared, grad_scale
         self.left: dict[str, Tensor] = {}
         self.means: dict[str, Tensor] = {}
         self.joined: dict[str, Tensor] = {}
         self._draws, self._slice, self._keep_graph = draws, slice(first, last), keep_graph
-        self._augment, self._strength = augment, augment_strength
+        self._augment, self._strength, self._reseed = augment, augment_strength, reseed
 
     def __len__(self) -> int:
         return self._slice.stop - self._slice.start
@@ -51,6 +52,10 @@ class MicroBatch:
 
     def _draw_for(self, prefix: str, what: str, *shape_kind: Any, **more: Any) -> Tensor:
         return self.draw(prefix + what, *shape_kind, **more)
+
+    def reseed_layers(self, purpose: str) -> None:
+        if self._reseed is not None:
+            self._reseed(purpose)
 
     def share(self, **tensors: Tensor) -> None:
         for name, tensor in tensors.items():

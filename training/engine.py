@@ -5,7 +5,8 @@ The engine is the part of the driver that decides what the weights become; train
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -117,7 +118,8 @@ class Engine:
             parameter.grad = None
         micro_batches = []
         for i, (low, high) in enumerate(zip(edges, edges[1:], strict=False)):
-            batch = self._batch(phase, draws, indices, low, high, one, i)
+            key = (self.config.seed, self.clock.step, phase.same_batch_as or phase.name, repeat, low)
+            batch = self._batch(phase, draws, indices, low, high, one, i, partial(reseed_layers, *key))
             reseed_layers(self.config.seed, self.clock.step, phase.name, repeat, low)
             loss = self._total(phase, batch, n)
             torch.autograd.backward(scaler.scale(loss), inputs=parameters, retain_graph=bool(phase.keeps_graph) and one)
@@ -218,7 +220,8 @@ class Engine:
                     parameter.requires_grad_(name in sets)
             self._requiring = sets
 
-    def _batch(self, phase: Phase, draws: Draws, indices: Tensor, low: int, high: int, one: bool, i: int) -> MicroBatch:
+    def _batch(self, phase: Phase, draws: Draws, indices: Tensor, low: int, high: int, one: bool, i: int,
+               reseed: Callable[[str], None]) -> MicroBatch:
         where = slice(low, high)
         images, labels = self.source.batch(indices[where])
         images = to_float(images)
@@ -229,7 +232,7 @@ class Engine:
         shared = self._shared[phase.same_batch_as][i] if phase.same_batch_as else {}
         scale = self.scalers[phase.trains].get_scale() if self.scalers[phase.trains].is_enabled() else 1.0
         strength = self.values.get("augment_strength", 1.0)
-        return MicroBatch(images, labels, draws, low, high, shared, one, scale, self.augment, strength)
+        return MicroBatch(images, labels, draws, low, high, shared, one, scale, self.augment, strength, reseed)
 
     def _total(self, phase: Phase, batch: MicroBatch, n: int) -> Tensor:
         """The micro-batch's share of the mean loss over the global batch of n."""

@@ -282,6 +282,8 @@ class Trainer:
             f"{self.spec.channels} channel{'s' if self.spec.channels > 1 else ''}, {self.spec.classes} classes), "
             f"parameters: {sizes}; {self.processes.device}, {self.config.precision}")
         say(f"run folder: {self.folder.path}" + (f", resumed at {engine.clock.kimg:g} kimg" if self.resumed else ""))
+        for remark in engine.gan.remarks():
+            say(remark)
         split = self.processes.count > 1 or (self.config.micro_batch or engine.batch_size) < engine.batch_size
         coupled = engine.gan.batch_coupled()
         if self.evaluate is not None:
