@@ -1,4 +1,4 @@
-"""Data: from files to one uint8 store.
+"""Data: from files to one uint8 store (or one of float points).
 
     source = data.build(DatasetOptions(name="digits"))
     images, labels = source.batch(torch.tensor([0, 1]))        # uint8, int64
@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from data import archive, celeba, cifar10, digits, folder, lsun, mnist
+from data import archive, celeba, cifar10, digits, folder, lsun, mnist, points, stacked_digits
 from data.options import DatasetOptions
-from data.source import DataSource, Spec, require, to_float, to_uint8
+from data.source import DataSource, Spec, require, to_float, to_stored, to_uint8
 from data.store import builder
 from errors import UserError, nearest
 
-__all__ = ["DATASETS", "DataSource", "DatasetOptions", "Spec", "build", "require", "to_float", "to_uint8"]
+__all__ = ["DATASETS", "DataSource", "DatasetOptions", "Spec", "build", "require", "to_float", "to_stored",
+           "to_uint8"]  # fmt: skip
 
 
 def _known(images: str, classes: int | None = None) -> Callable[[DatasetOptions], DataSource]:
@@ -29,6 +30,8 @@ def _known(images: str, classes: int | None = None) -> Callable[[DatasetOptions]
 
 DATASETS: dict[str, Callable[..., DataSource]] = {
     "digits": digits.build,
+    "stacked_digits": stacked_digits.build,
+    **dict.fromkeys(points.GEOMETRIES, points.build),
     "folder": folder.build,
     "zip": archive.build,
     "mnist": mnist.build,

@@ -30,7 +30,7 @@ def check(options: DatasetOptions, batch_size: int | None = None, need_labels: b
     """The report on the files that ``options`` name for training in batches of ``batch_size``. Nothing is kept."""
     builder = data.DATASETS[options.name]
     if not hasattr(builder, "collect"):
-        yield Line("ok", f"dataset={options.name} comes with a library: nothing to check")
+        yield Line("ok", f"dataset={options.name} comes with a library or is made here: nothing to check")
         return
     findings, labels = Findings(), None
     try:

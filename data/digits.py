@@ -7,10 +7,11 @@ import torch
 from PIL import Image
 
 from data.decode import check_memory, resize_square
-from data.options import DatasetOptions
+from data.options import DatasetOptions, refuse
 from data.source import DataSource, Spec
 from errors import UserError
 
+COUNT = 1797
 RESOLUTION = 16  # default: the smallest at which convolutional GANs have two stages to grow
 
 
@@ -21,6 +22,7 @@ def build(options: DatasetOptions) -> DataSource:
     """
     if options.path is not None:
         raise UserError(f"dataset.path={options.path}: dataset=digits ships with scikit-learn and reads no file; leave it unset")
+    refuse(options, "dataset=digits ships with scikit-learn", "pad_to")
     from sklearn.datasets import load_digits  # half a second that other datasets need not pay
 
     digits = load_digits()

@@ -55,6 +55,14 @@ class DatasetOptions:
             raise UserError(f"dataset.memory_gb={self.memory_gb}: allowed: 0 (always read from disk) or more")
 
 
+def refuse(options: DatasetOptions, reason: str, *names: str) -> None:
+    """UserError for the first of the options ``names`` that is set: data that is made here has no use for it."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and value is not False:
+            raise UserError(f"dataset.{name}={value}: {reason} and has no use for it; leave it unset")
+
+
 def location(options: DatasetOptions, wanted: str) -> Path:
     """``options.path`` as an existing path; UserError that says what is ``wanted`` there if it is unset or missing."""
     if options.path is None or not str(options.path).strip():

@@ -1,11 +1,11 @@
-"""What every dataset becomes: one uint8 store of images with labels, indexed by batch."""
+"""What every dataset becomes: one store of uint8 images (or of float points) with labels, indexed by batch."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +18,19 @@ from data.findings import SHOWN, Findings
 from data.options import DatasetOptions
 from errors import UserError
 
+STORED = {"images": torch.uint8, "points": torch.float32}
+"""Kind of data -> type of its store."""
+
 
 @dataclass(frozen=True)
 class Spec:
     """What a model has to know of its data.
 
-    resolution   side of the square images in pixels.
-    channels     1 (gray) or 3 (RGB).
+    resolution   side of the square images in pixels; 1 for points.
+    channels     1 (gray) or 3 (RGB); 2 for points.
     classes      number of classes, labels are 0 .. classes - 1; 0 when the data is unlabelled.
     class_names  one name a class, or empty when they are not known.
+    kind         "images", or "points" of the plane: an "image" of one pixel whose two channels are the coordinates.
     """
 
     name: str
@@ -34,12 +38,13 @@ class Spec:
     channels: int
     classes: int
     class_names: tuple[str, ...] = ()
+    kind: str = "images"
 
 
 class DataSource:
-    """A dataset: one uint8 store of images, in memory or mapped from a file, with labels.
+    """A dataset: one store of images, in memory or mapped from a file, with labels.
 
-    images    (N, channels, resolution, resolution) uint8.
+    images    (N, channels, resolution, resolution) uint8; points: (N, 2, 1, 1) float32 in about [-1, 1].
     labels    (N,) int64 class numbers, or -1 throughout when ``spec.classes`` is 0.
     spec      see :class:`Spec`.
     findings  what was seen of the files when they were read; None for data that has none.
@@ -61,8 +66,8 @@ class DataSource:
         options: DatasetOptions | None = None,
     ):
         expected = (len(images), spec.channels, spec.resolution, spec.resolution)
-        if images.dtype != torch.uint8 or tuple(images.shape) != expected:
-            raise ValueError(f"images must be uint8 {expected}, not {images.dtype} {tuple(images.shape)}")
+        if images.dtype != STORED[spec.kind] or tuple(images.shape) != expected:
+            raise ValueError(f"{spec.kind} must be {STORED[spec.kind]} {expected}, not {images.dtype} {tuple(images.shape)}")
         if labels.dtype != torch.int64 or tuple(labels.shape) != (len(images),):
             raise ValueError(f"labels must be int64 ({len(images)},), not {labels.dtype} {tuple(labels.shape)}")
         low, high = (0, spec.classes - 1) if spec.classes else (-1, -1)
@@ -97,10 +102,10 @@ class DataSource:
     def fits(self, device: torch.device) -> bool:
         """Whether the store may take that much of the device's memory."""
         limit = None if self._options is None else self._options.memory_gb
-        return self.images.numel() <= (default_limit(device) if limit is None else limit * 1e9)
+        return self.images.nbytes <= (default_limit(device) if limit is None else limit * 1e9)
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Images (n, channels, resolution, resolution) uint8 and labels (n,) int64 (None when unlabelled), on the device.
+        """Images (n, channels, resolution, resolution) as stored and labels (n,) int64 (None when unlabelled), on the device.
 
         ``indices``: (n,) int64 on the CPU, each in [0, N); IndexError otherwise.
         """
@@ -131,7 +136,7 @@ class DataSource:
     def unlabelled(self) -> DataSource:
         """The same images without their labels."""
         hashes = self._hashes and {"unlabelled": self._hashes["unlabelled"]}
-        spec = Spec(self.spec.name, self.spec.resolution, self.spec.channels, classes=0)
+        spec = replace(self.spec, classes=0, class_names=())
         return DataSource(self.images, torch.full_like(self.labels, -1), spec, hashes=hashes, findings=self.findings,
                           file=self._file, options=self._options)  # fmt: skip
 
@@ -171,9 +176,11 @@ def default_limit(device: torch.device) -> float:
 
 
 def to_float(images: Tensor) -> Tensor:
-    """uint8 0 .. 255 -> float32 in [-1, 1]: ``x / 127.5 - 1``."""
+    """uint8 0 .. 255 -> float32 in [-1, 1]: ``x / 127.5 - 1``; float32 points as they are."""
+    if images.dtype == torch.float32:
+        return images
     if images.dtype != torch.uint8:
-        raise ValueError(f"to_float wants uint8 images, not {images.dtype}")
+        raise ValueError(f"to_float wants uint8 images or float32 points, not {images.dtype}")
     return images.float() / 127.5 - 1
 
 
@@ -182,6 +189,11 @@ def to_uint8(images: Tensor) -> Tensor:
     if not images.is_floating_point():
         raise ValueError(f"to_uint8 wants float images in [-1, 1], not {images.dtype}")
     return ((images.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+
+
+def to_stored(samples: Tensor, kind: str) -> Tensor:
+    """Float samples in [-1, 1] in the form in which a data set of that ``kind`` holds its own: uint8 images, float32 points."""
+    return samples.float() if STORED[kind].is_floating_point else to_uint8(samples)
 
 
 def require(source: DataSource, *, batch_size: int) -> None:

@@ -82,7 +82,7 @@ def test_to_uint8_rounds_and_clamps():
 
 def test_conversions_refuse_the_other_kind():
     with pytest.raises(ValueError, match="uint8"):
-        data.to_float(torch.zeros(1))
+        data.to_float(torch.zeros(1, dtype=torch.float64))
     with pytest.raises(ValueError, match="float"):
         data.to_uint8(torch.zeros(1, dtype=torch.uint8))
 
@@ -134,6 +134,7 @@ def test_need_labels():
         (DatasetOptions("digits", resolution=0), "dataset.resolution=0: allowed: 1 or more"),
         (DatasetOptions("digits", workers=-1), "dataset.workers=-1: allowed: 0"),
         (DatasetOptions("digits", path="x.zip"), "dataset.path=x.zip: dataset=digits ships with scikit-learn"),
+        (DatasetOptions("digits", pad_to=32), "dataset.pad_to=32: dataset=digits ships with scikit-learn and has no use for it"),
         (DatasetOptions("zip"), "dataset.path is not set: dataset=zip needs dataset.path=FILE.zip, a StyleGAN/EDM dataset zip"),
         (DatasetOptions("ffhq64"), "dataset.path is not set: dataset=ffhq64 needs .* 70,000 FFHQ images at 64x64$"),
         (DatasetOptions("imagenet32", path=""), "dataset=imagenet32 needs .*StyleGAN/EDM dataset zip.* at 32x32, with labels$"),
