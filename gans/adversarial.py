@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from errors import UserError
 from gans.base import GAN, Batch, Clock, Phase
 from gans.options import at_least, one_of
+from gans.pairs import check_pairs
 from losses import AdversarialLoss, Penalty, PenaltyPoint, clip_weights_, feature_matching, per_patch
 
 FEATURE_DISTANCES = ("squared", "l1")
@@ -90,7 +91,13 @@ class AdversarialGAN(GAN):
         self.z_dim, self.conditional, self.patch_loss = z_dim, conditional, patch_loss
         # a relativistic D has no zero point: what it recognises is the order within pairs
         self.recognises_reals = f"discriminator/{'real_above_fake' if loss.relativistic else 'sign_real'}"
+        self.warnings = check_pairs(self)
         self._clip()
+
+    def remarks(self) -> list[str]:
+        field = getattr(self.discriminator, "receptive_field", None)
+        patches = [] if field is None else [f"discriminator of patches: each logit sees {field}x{field} pixels ({self.patch_loss})"]
+        return patches + self.warnings
 
     def phases(self) -> list[Phase]:
         options, shared = self.options, self.shares

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from errors import UserError
-from gans.adversarial import AdversarialGAN
 from losses import PENALTIES
 from losses.adversarial import Wasserstein
+
+if TYPE_CHECKING:
+    from gans.adversarial import AdversarialGAN
 
 NAMES = {penalty: name for name, penalty in PENALTIES.items()}
 

@@ -19,13 +19,14 @@ from typing import Any
 import torch
 
 from errors import UserError
-from gans.adversarial import AdversarialGAN
+from gans.adversarial import AdversarialGAN, AdversarialOptions
+from gans.networks import images_only
 from losses import AdversarialLoss, Penalty
 from nets.r3gan import Discriminator, Generator
 
 
 @dataclass
-class R3GANOptions:
+class R3GANOptions(AdversarialOptions):
     """width, cardinality   channels and groups of the 4x4 stage and of ``full_width_stages`` stages in all; each further
                             stage has half of both.
     blocks, expansion       residual blocks in a stage; channels inside a block, in widths.
@@ -53,6 +54,8 @@ class R3GAN(AdversarialGAN):
     Options = R3GANOptions
 
     def __init__(self, options: R3GANOptions, spec: Any, loss: AdversarialLoss, penalty: Penalty):
+        options.check()
+        images_only(options.name, spec)
         conditional = bool(spec.classes) if options.conditional is None else options.conditional
         if conditional and not spec.classes:
             raise UserError(f"gan.conditional=true needs labels, and dataset {spec.name} has none")
@@ -64,10 +67,10 @@ class R3GAN(AdversarialGAN):
             Discriminator(widths[::-1], cardinalities[::-1], embedding_dim=options.width, **shape),
             loss,
             penalty,
+            options,
             z_dim=options.z_dim,
             conditional=conditional,
         )
-        self.options = options
 
     def set_precision(self, dtype: torch.dtype | None) -> None:
         self.generator.set_precision(dtype, stages=self.options.low_precision_stages_g)

@@ -152,6 +152,10 @@ class Discriminator(_R3GANNetwork):
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """ValueError for images of another shape, and, if conditional, for missing or impossible labels."""
+        return self.logits(self.features(images), labels)
+
+    def features(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
+        """(n, widths[-1], 4, 4): what the logit is made of; labels have no part in it."""
         if images.shape[1:] != (self.channels, self.resolution, self.resolution):
             expected = f"(n, {self.channels}, {self.resolution}, {self.resolution})"
             raise ValueError(f"the discriminator needs images {expected}, found {tuple(images.shape)}")
@@ -159,7 +163,11 @@ class Discriminator(_R3GANNetwork):
         x = self.in_weights_format(self.from_rgb(images.to(self.stages[0].dtype or dtype)))
         for stage in self.stages:
             x = stage(x)
-        features = self.basis(x.to(dtype))
+        return x.to(dtype)
+
+    def logits(self, features: Tensor, labels: Tensor | None = None) -> Tensor:
+        """(n,) logits of :meth:`features`."""
+        features = self.basis(features)
         if self.embedding is None:
             return features.squeeze(1)
-        return (features * self.embedding(labels, len(images))).sum(1)
+        return (features * self.embedding(labels, len(features))).sum(1)
