@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from nets.blocks import LEAKY_RELU_GAIN
-from nets.layers import EMBEDDINGS, TRANSPOSED, WEIGHTED, fan_in
+from nets.layers import EMBEDDINGS, TRANSPOSED, WEIGHTED
 
 INITS = ("paper", "normal", "kaiming", "orthogonal")
 
@@ -68,6 +68,14 @@ def dcgan_(module: nn.Module) -> None:
             continue
         if getattr(layer, "bias", None) is not None:
             nn.init.zeros_(layer.bias)
+
+
+def fan_in(layer: nn.Module) -> float:
+    """How many inputs each output of a convolution or linear layer sums up, away from borders."""
+    weight = layer.weight
+    if isinstance(layer, TRANSPOSED):
+        return weight.shape[0] / layer.groups * math.prod(weight.shape[2:]) / math.prod(layer.stride)
+    return math.prod(weight.shape[1:])
 
 
 def _draw(layer: nn.Module, kind: str) -> None:

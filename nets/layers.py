@@ -5,8 +5,6 @@ All are twice differentiable (gradient penalties), keep channels_last, and follo
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
@@ -191,11 +189,3 @@ def spectral_norm(module: nn.Module) -> nn.Module:
         steps = layer.parametrizations.weight
         steps[-1] = _InParameterPrecision(steps[-1])
     return module
-
-
-def fan_in(layer: nn.Module) -> float:
-    """How many inputs each output of a convolution or linear layer sums up, away from borders."""
-    weight = layer.weight
-    if isinstance(layer, TRANSPOSED):
-        return weight.shape[0] / layer.groups * math.prod(weight.shape[2:]) / math.prod(layer.stride)
-    return math.prod(weight.shape[1:])

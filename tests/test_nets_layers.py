@@ -11,14 +11,13 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from nets.blocks import ClassEmbedding, Convolution
-from nets.initialise import INITS, dcgan_, initialise
+from nets.initialise import INITS, dcgan_, fan_in, initialise
 from nets.layers import (
     NORMS,
     Conv2d,
     MinibatchStddev,
     SelfAttention,
     StochasticDepth,
-    fan_in,
     linear_survival,
     needs_bias,
     norm,
