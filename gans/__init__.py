@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gans.acgan import ACGAN
+from gans.adversarial import AdversarialOptions
 from gans.base import GAN, Batch, Clock, Phase
 from gans.cgan import CGAN
 from gans.dcgan import DCGAN
@@ -35,4 +36,4 @@ def build(options: Any, spec: Any, loss: Mapping[str, Any], penalty: Mapping[str
     return GANS[options.name](options, spec, build_loss(loss), build_penalty(penalty))
 
 
-__all__ = ["GAN", "GANS", "Batch", "Clock", "Phase", "build"]
+__all__ = ["GAN", "GANS", "AdversarialOptions", "Batch", "Clock", "Phase", "build"]

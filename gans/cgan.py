@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gans.dcgan import DCGAN, DCGANOptions
-from gans.networks import CONDITIONINGS
 from gans.options import one_of
 from losses import AdversarialLoss, Penalty
+from nets.discriminator import CONDITIONINGS
 
 
 @dataclass

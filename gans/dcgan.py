@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gans.adversarial import AdversarialGAN
-from gans.networks import CONDITIONINGS, NetworkOptions, label_count, networks
+from gans.networks import NetworkOptions, label_count, networks
 from gans.options import one_of
 from losses import AdversarialLoss, Penalty
+from nets.discriminator import CONDITIONINGS
 
 
 @dataclass

@@ -11,6 +11,7 @@ from errors import UserError
 from gans.adversarial import PATCH_LOSSES, AdversarialOptions
 from gans.options import at_least, one_of, share
 from nets.dcgan import DCGANDiscriminator, DCGANGenerator, stages
+from nets.discriminator import CONDITIONINGS
 from nets.initialise import INITS, initialise
 from nets.layers import NORMS, spectral_norm
 from nets.patch import FIELDS, PatchDiscriminator, logit_size
@@ -20,7 +21,6 @@ from nets.shortcut import SHORTCUTS
 
 GENERATORS = {"dcgan": DCGANGenerator, "resnet": ResNetGenerator}
 DISCRIMINATORS = {"dcgan": DCGANDiscriminator, "resnet": ResNetDiscriminator, "patch": PatchDiscriminator}
-CONDITIONINGS = ("none", "concat", "projection")
 
 
 @dataclass
@@ -133,9 +133,9 @@ def _reachable(resolution: int) -> bool:
         return False
 
 
-def networks(options: NetworkOptions, spec: Any, classes: int = 0, conditioning: str = "none", class_head: bool = False) -> tuple[
-    nn.Module, nn.Module
-]:
+def networks(
+    options: NetworkOptions, spec: Any, classes: int = 0, conditioning: str = "none", class_head: bool = False
+) -> tuple[nn.Module, nn.Module]:
     """(generator, discriminator) for images of ``spec``, initialised; UserError for options that do not fit.
 
     classes       G takes labels of that many classes; 0: none.

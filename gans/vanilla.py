@@ -15,9 +15,10 @@ from typing import Any
 
 from errors import UserError
 from gans.adversarial import AdversarialGAN, AdversarialOptions
-from gans.networks import CONDITIONINGS, label_count
+from gans.networks import label_count
 from gans.options import at_least, one_of, share
 from losses import AdversarialLoss, Penalty
+from nets.discriminator import CONDITIONINGS
 from nets.initialise import INITS, initialise
 from nets.mlp import MLPDiscriminator, MLPGenerator
 
