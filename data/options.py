@@ -60,7 +60,8 @@ def refuse(options: DatasetOptions, reason: str, *names: str) -> None:
     for name in names:
         value = getattr(options, name)
         if value is not None and value is not False:
-            raise UserError(f"dataset.{name}={value}: {reason} and has no use for it; leave it unset")
+            shown = "true" if value is True else value
+            raise UserError(f"dataset.{name}={shown}: {reason} and has no use for it; leave it unset")
 
 
 def location(options: DatasetOptions, wanted: str) -> Path:

@@ -1,4 +1,4 @@
-"""Feature extractors: from uint8 images to what distances compare. Each knows how to describe itself beside a number.
+"""Feature extractors: from images (or points) to what distances compare. Each knows how to describe itself beside a number.
 
 ``EXTRACTORS`` has those of this project; every name in torch-fidelity's registry (``clip-rn50``, ``dinov2-vit-b-14``, one that
 you registered with ``torch_fidelity.register_feature_extractor``) works too.
@@ -17,11 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from data import DataSource, to_float
+from data import DataSource, Spec, points, stacked_digits, to_float
+from data.source import STORED
 from errors import UserError, nearest
 from metrics.cache import weights_hash
 from metrics.classifier import RESIZER, VERSION, WIDTH, classifier_for
 from metrics.digits import digits_classifier
+from metrics.modes import REACH, by_distance, of_numbers
 from metrics.random_state import apart
 
 
@@ -59,6 +61,9 @@ class Extractor:
     logits    whether there are class scores.
     labels    whether class c of them is label c of the data.
     protocol  plain values to be written beside every number: layer, weights, resizer, accuracy where it has one.
+    modes     number of the data's modes, to which logits (n, modes) assign samples (see metrics.modes); 0: it knows none.
+    rejects   whether a sample may belong to no mode: all its logits are -inf.
+    kind      of what ``compute`` takes: uint8 "images", or "points", float32 (n, 2, 1, 1).
     """
 
     name: str
@@ -67,12 +72,17 @@ class Extractor:
     logits: bool = False
     labels: bool = False
     protocol: dict[str, Any] = field(default_factory=dict)
+    modes: int = 0
+    rejects: bool = False
+    kind: str = "images"
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
-        """uint8 (n, 1 or 3, H, W) -> (features (n, d), logits or None), float32 on the CPU."""
-        if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] not in (1, 3):
-            raise ValueError(f"wanted: uint8 (n, 1 or 3, H, W); got {images.dtype} {tuple(images.shape)}")
+        """Images (n, 1 or 3, H, W) uint8, or points -> (features (n, d), logits or None), float32 on the CPU."""
+        channels = (2,) if self.kind == "points" else (1, 3)
+        if images.dtype != STORED[self.kind] or images.dim() != 4 or images.shape[1] not in channels:
+            wanted = f"{str(STORED[self.kind]).removeprefix('torch.')} (n, {' or '.join(map(str, channels))}, H, W)"
+            raise ValueError(f"wanted: {wanted}; got {images.dtype} {tuple(images.shape)}")
         features, logits = self.compute(images.to(self.device))
         return features.float().cpu(), None if logits is None else logits.float().cpu()
 
@@ -201,8 +211,6 @@ def _fidelity(name: str, registered: str, layers: list[str], request: Request, w
 
 def _classifier(name: str, request: Request) -> Extractor:
     source = request.source
-    if source is None or not source.spec.classes:
-        raise Unavailable("extractor=classifier: it learns from labels and the data has none; use extractor=random")
     judge = classifier_for(source.images, source.labels, source.spec.classes, source.content_hash, request.cache, request.say)
     judge.network.to(request.device)
     protocol = {
@@ -261,18 +269,89 @@ def _random(name: str, request: Request) -> Extractor:
     return Extractor(name, compute, request.device, protocol=protocol)
 
 
+def _stacked_digits(name: str, request: Request) -> Extractor:
+    judge = digits_classifier()
+
+    def compute(images: Tensor) -> tuple[Tensor, Tensor]:
+        n, stacked = images.shape[:2]
+        features = judge.features(to_float(images).flatten(0, 1).unsqueeze(1)).cpu()
+        return features.view(n, -1), of_numbers(judge.network[-1](features).view(n, stacked, -1))
+
+    protocol = {
+        "layer": "64 features before the last of each channel", "weights_hash": judge.weights_hash,
+        "resizer": "bicubic, antialiased, to 16 px", "held_out_accuracy": judge.held_out_accuracy,
+        "held_out_images": len(judge.held_out), "modes": "the number that the three digits make",
+    }  # fmt: skip
+    return Extractor(name, compute, request.device, True, protocol=protocol, modes=stacked_digits.MODES)
+
+
+def _points(name: str, request: Request) -> Extractor:
+    extractor = outline(name, request.source.spec, request.device)
+    geometry = points.geometry(request.source.spec.name) if extractor.modes else None
+
+    def compute(images: Tensor) -> tuple[Tensor, Tensor | None]:
+        found = images.flatten(1)
+        return found, None if geometry is None else by_distance(geometry.distances(found))
+
+    extractor.compute, extractor.protocol = compute, {"layer": "coordinates", "resizer": "none"}
+    if geometry is not None:
+        extractor.protocol |= {"sigma": geometry.sigma, "modes": f"the nearest one, up to {REACH:g} sigma away"}
+    return extractor
+
+
 EXTRACTORS: dict[str, Callable[[str, Request], Extractor]] = {
     "inception": _published,
     "vgg16": _published,
     "classifier": _classifier,
     "digits": _digits,
     "random": _random,
+    "stacked_digits": _stacked_digits,
+    "points": _points,
 }
 """Name (``extractor=<name>``) -> what makes it; add your own here."""
 
 
+def of_this_project(spec: Spec) -> str:
+    """The extractor of this project that knows most about data of ``spec``."""
+    if spec.kind == "points":
+        return "points"
+    return spec.name if spec.name in ("digits", "stacked_digits") else "classifier" if spec.classes else "random"
+
+
+def outline(name: str, spec: Spec | None, device: torch.device) -> Extractor | None:
+    """What :func:`make` would give for data of ``spec``, with no network in it yet; None: that is known only when it is made.
+
+    Unavailable if the extractor is not one for such data.
+    """
+    spec = spec or Spec("images", 1, 3, 0)
+    if spec.kind == "points" and name != "points":
+        raise Unavailable(f"extractor={name}: it looks at images and dataset={spec.name} is points; use extractor=points")
+    if spec.kind != "points" and name == "points":
+        raise Unavailable(f"extractor=points: it looks at points and this data is images; use extractor={of_this_project(spec)}")
+    if spec.name != "stacked_digits" and name == "stacked_digits":
+        raise Unavailable("extractor=stacked_digits: it knows the modes of dataset=stacked_digits only; use extractor="
+                          f"{of_this_project(spec)}")  # fmt: skip
+    if name == "classifier" and not spec.classes:
+        raise Unavailable("extractor=classifier: it learns from labels and the data has none; use extractor=random")
+    if name == "points":
+        modes = points.geometry(spec.name).modes if spec.name in points.GEOMETRIES else 0
+        return Extractor(name, _nothing, device, modes=modes, rejects=bool(modes), kind="points")
+    known = {
+        "classifier": Extractor(name, _nothing, device, True, True),
+        "digits": Extractor(name, _nothing, device, True, spec.name == "digits"),
+        "stacked_digits": Extractor(name, _nothing, device, True, modes=stacked_digits.MODES),
+        "random": Extractor(name, _nothing, device),
+    }
+    return known.get(name)
+
+
+def _nothing(images: Tensor) -> tuple[Tensor, None]:
+    raise NotImplementedError("an outline of an extractor computes nothing")
+
+
 def make(name: str, request: Request) -> Extractor:
     """The extractor ``name``; Unavailable if it cannot be had, UserError for an unknown name."""
+    outline(name, None if request.source is None else request.source.spec, request.device)
     if name in EXTRACTORS:
         return EXTRACTORS[name](name, request)
     from torch_fidelity.registry import FEATURE_EXTRACTORS_REGISTRY

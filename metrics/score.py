@@ -26,13 +26,14 @@ from metrics.distances import (
     precision_recall,
 )
 from metrics.extractors import Extractor
+from metrics.modes import mode_coverage
 
 CHUNK = 1024  # images whose features travel between processes at once
 KEPT = 50_000  # reference features that are kept one by one; the Frechet distance sees all of them
 REFERENCE_VERSION = 1  # of how reference images become features
 
 ImagesAt = Callable[[int, int], Tensor]
-"""(first, last) -> images first … last - 1 of a set, uint8 (last - first, C, H, W)."""
+"""(first, last) -> images first … last - 1 of a set as data sets store them: uint8 (last - first, C, H, W), or points."""
 
 
 @dataclass
@@ -55,6 +56,7 @@ class FeatureSet:
     features    (m, d) of them, one by one; m = n up to KEPT, else a random part.
     indices     (m,) int64: which images of the set these are.
     logits      (m, classes) or None.     labels  (m,) int64 or None: of samples, what they were asked to be.
+    rejects     whether logits may be -inf throughout, for what belongs to no mode.
     """
 
     statistics: Statistics
@@ -62,6 +64,7 @@ class FeatureSet:
     indices: Tensor
     logits: Tensor | None = None
     labels: Tensor | None = None
+    rejects: bool = False
 
 
 def features_of(
@@ -73,13 +76,16 @@ def features_of(
     group: Group | None = None,
     advance: Callable[[int], Any] = lambda count: None,
     most: int | None = None,
+    with_logits: bool = True,
 ) -> dict[str, FeatureSet]:
     """Extractor name -> what it saw of n images; the same in every process of ``group``.
 
     labels   (n,) of the images.        batch_size  images at once; changes features by rounding only.
     advance  hears of images done.      most        features to keep one by one (a fixed random part of n); None: all.
+    with_logits  whether to keep logits where there are any.
     """
     group = group or Group()
+    scored = {e.name for e in extractors if with_logits and (e.logits or e.modes)}
     keep = torch.ones(n, dtype=torch.bool)
     if most is not None and most < n:
         keep[torch.randperm(n, generator=torch.Generator().manual_seed(1))[most:]] = False
@@ -96,7 +102,7 @@ def features_of(
             joined = group.gather(torch.cat([f for f, _ in seen])[: last - first], size)
             running[e.name].add(joined)
             features[e.name].append(joined[keep[start : start + size]])
-            if e.logits:
+            if e.name in scored:
                 joined = group.gather(torch.cat([x for _, x in seen])[: last - first], size)
                 logits[e.name].append(joined[keep[start : start + size]])
         advance(size)
@@ -105,8 +111,9 @@ def features_of(
             running[e.name].result(),
             torch.cat(features[e.name]),
             keep.nonzero()[:, 0],
-            torch.cat(logits[e.name]) if e.logits else None,
+            torch.cat(logits[e.name]) if e.name in scored else None,
             None if labels is None else labels[keep],
+            e.rejects,
         )
         for e in extractors
     }
@@ -154,7 +161,9 @@ def reference_of(
         return source.batch(chosen[first:last])[0]
 
     labels = source.labels.cpu()[chosen] if source.spec.classes else None
-    found = features_of([extractor], len(chosen), images_at, labels, batch_size, group, advance, KEPT)[extractor.name]
+    found = features_of(
+        [extractor], len(chosen), images_at, labels, batch_size, group, advance, KEPT, with_logits=False
+    )[extractor.name]  # fmt: skip
     found.indices = chosen[found.indices]
     if write:
         s = found.statistics
@@ -177,9 +186,10 @@ class Metric:
 
     compute  (samples, reference, classes) -> named values, the first one is what a table shows first.
     needs    "logits": class scores; "labels": samples asked for as a class and labelled reference images;
-             "own labels": also class scores that are those of the data.
+             "own labels": also class scores that are those of the data; "modes": an extractor that knows the data's modes.
     higher   whether higher is better.
     paper    its source.      protocol  (samples, reference) -> what the number depends on besides.
+    also     values besides the first that belong into the log of a run.
     """
 
     title: str
@@ -188,6 +198,7 @@ class Metric:
     paper: str
     needs: tuple[str, ...] = ()
     protocol: Callable[[FeatureSet, FeatureSet], dict[str, Any]] = lambda fake, real: {}
+    also: tuple[str, ...] = ()
 
 
 def _fid(fake: FeatureSet, real: FeatureSet, classes: int) -> dict[str, Any]:
@@ -226,6 +237,11 @@ def _recognised(fake: FeatureSet, real: FeatureSet, classes: int) -> dict[str, A
     return {"recognised": (fake.logits.argmax(dim=1) == fake.labels).double().mean().item()}
 
 
+def _modes(fake: FeatureSet, real: FeatureSet, classes: int) -> dict[str, Any]:
+    covered, share, kl = mode_coverage(fake.logits)
+    return {"modes_covered": float(covered), **({"high_quality": share} if fake.rejects else {}), "kl": kl}
+
+
 def _of_manifolds(neighbours: int) -> Callable[[FeatureSet, FeatureSet], dict[str, Any]]:
     def protocol(fake: FeatureSet, real: FeatureSet) -> dict[str, Any]:
         n = min(len(fake.features), len(real.features))
@@ -257,6 +273,9 @@ METRICS: dict[str, Metric] = {
     "intra": Metric("intra-class Frechet distance", _intra, False, "mean of fid over classes", ("labels",), _pairs),
     "recognised": Metric("recognised as their label", _recognised, True, "share of samples", ("labels", "own labels"),
                          lambda fake, real: {"samples": len(fake.features)}),
+    "modes": Metric("modes covered", _modes, True, "arXiv:1611.02163, arXiv:1705.07761", ("modes",),
+                    lambda fake, real: {"samples": len(fake.features), "modes": fake.logits.shape[1], "kl": "to uniform, nats"},
+                    also=("high_quality", "kl")),
 }  # fmt: skip
 
 
@@ -269,6 +288,8 @@ def obstacle(metric: str, extractor: Extractor, labelled: bool) -> str | None:
         return f"metrics={metric} needs class scores and extractor={extractor.name} has none"
     if "own labels" in needs and not (extractor.logits and extractor.labels):
         return f"metrics={metric} needs an extractor that knows the data's classes, and extractor={extractor.name} does not"
+    if "modes" in needs and not extractor.modes:
+        return f"metrics={metric} needs data whose modes are known, and extractor={extractor.name} knows none"
     return None
 
 

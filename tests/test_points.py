@@ -141,7 +141,7 @@ def test_memory_is_counted_in_bytes(sources):
         ({"path": "x.zip"}, "dataset.path=x.zip: dataset=ring makes its own points and has no use for it; leave it unset"),
         ({"resolution": 16}, "dataset.resolution=16: dataset=ring makes its own points"),
         ({"pad_to": 8}, "dataset.pad_to=8: dataset=ring makes its own points"),
-        ({"xflip": True}, "dataset.xflip=True: dataset=ring makes its own points"),
+        ({"xflip": True}, "dataset.xflip=true: dataset=ring makes its own points"),
         ({"name": "stacked_digits", "path": "x"}, "dataset.path=x: dataset=stacked_digits ships with scikit-learn"),
         ({"name": "stacked_digits", "pad_to": 32}, "dataset.pad_to=32: dataset=stacked_digits"),
     ],

@@ -12,8 +12,8 @@ from tqdm import tqdm
 from errors import UserError, nearest
 from training.config import MAX_GRID, typed
 from training.draws import latents
+from training.forms import form_of, writer
 from training.interpolate import ANIMATIONS, interpolation, save_animation, save_strip
-from training.pictures import ImageFolderWriter, NpzWriter, save_grid
 from training.processes import pick_device, use_tf32
 from training.sampling import Loaded, class_titles, generate, grid_labels, load_gan, sample_labels
 
@@ -25,10 +25,10 @@ class SampleScriptOptions:
     """Options of sample.py.
 
     checkpoint  a run folder (its checkpoints/latest.pt) or a checkpoint file.
-    n           images; a grid of a conditional model rounds it up to whole rows.
+    n           images; a grid of a conditional model rounds it up to whole rows. Default: 64; 2,000 for points of the plane.
     seed        image i is a function of (seed, i, its label) alone.
     labels      class numbers; default: all (a grid shows at most ten). A row a class, or in turn.
-    out         picture.png: a grid; a folder: n PNGs; set.npz: one array. Default: sample.png.
+    out         picture.png: a grid, or points over real ones; a folder: n PNGs; set.npz: one array. Default: sample.png.
     interpolate seeds, at least two: what lies between them, instead of n samples of one seed; out=strip.png, or an animation
                 that goes round, out=walk.gif or walk.webp. A row a class (at most ten).
     frames      images from one seed to the next. Default: 8 for a strip, 24 for an animation.
@@ -38,7 +38,7 @@ class SampleScriptOptions:
     """
 
     checkpoint: str | None = None
-    n: int = 64
+    n: int | None = None
     seed: int = 0
     labels: list[int] = field(default_factory=list)
     out: str = "sample.png"
@@ -57,6 +57,7 @@ def sample(values: dict[str, Any]) -> int:
     use_tf32(False)  # the same picture for any batch size
     loaded = load_gan(options.checkpoint, device, options.weights)
     _check_labels(options, loaded)
+    options.n = options.n or form_of(loaded.spec).default
     if options.interpolate:
         _walk(options, loaded, device, out)
     elif out.suffix == ".png":
@@ -77,7 +78,7 @@ def _checked(values: dict[str, Any]) -> SampleScriptOptions:
     if options.checkpoint is None:
         raise UserError("checkpoint: not given; checkpoint=<a run folder or a checkpoint file> is needed")
     for name, low in (("n", 1), ("batch_size", 1), ("seed", 0)):
-        if getattr(options, name) < low:
+        if getattr(options, name) is not None and getattr(options, name) < low:
             raise UserError(f"{name}={getattr(options, name)}: must be at least {low}")
     _check_walk(options, values)
     if options.weights not in ("ema", "raw"):
@@ -113,7 +114,7 @@ def _checked_out(options: SampleScriptOptions) -> Path:
         raise UserError(f"out={options.out}: a name ending in .png (a grid) or .npz, or a folder, is expected")
     if out.suffix and out.is_dir():
         raise UserError(f"out={options.out}: a folder; give a name without {out.suffix}, or one that is free")
-    if out.suffix == ".png" and options.n > MAX_GRID:
+    if out.suffix == ".png" and (options.n or 0) > MAX_GRID:
         raise UserError(f"n={options.n}: a grid has at most {MAX_GRID} images; out=<folder> or out=set.npz takes any number")
     return out
 
@@ -138,13 +139,17 @@ def _grid(options: SampleScriptOptions, loaded: Loaded, device: torch.device, ou
     z = latents(options.seed, 0, n, gan.z_dim)
     images = torch.cat(list(generate(gan, z, labels, device, options.batch_size)))
     try:
-        save_grid(out, images, columns, row_titles=titles)
+        form_of(spec).picture(out, images, spec, columns, titles)
     except OSError as error:
         raise UserError(f"out={out}: cannot write there ({error.strerror})") from None
-    print(f"{n} images at {loaded.clock.kimg:g} kimg ({options.weights} weights, seed {options.seed}): {out}")
+    print(f"{n} {form_of(spec).what} at {loaded.clock.kimg:g} kimg ({options.weights} weights, seed {options.seed}): {out}")
 
 
 def _walk(options: SampleScriptOptions, loaded: Loaded, device: torch.device, out: Path) -> None:
+    form = form_of(loaded.spec)
+    if not form.walks:
+        raise UserError(f"interpolate={options.interpolate}: a walk is shown in images, and this model makes {form.what} "
+                        f"(dataset={loaded.spec.name}); leave it out")  # fmt: skip
     closed = out.suffix in ANIMATIONS
     images, titles = interpolation(
         loaded.gan, loaded.spec, options.interpolate, options.frames, options.labels, ROWS, closed, device, options.batch_size
@@ -158,16 +163,16 @@ def _walk(options: SampleScriptOptions, loaded: Loaded, device: torch.device, ou
 
 
 def _images(options: SampleScriptOptions, loaded: Loaded, device: torch.device, out: Path) -> None:
-    gan = loaded.gan
+    gan, what = loaded.gan, form_of(loaded.spec).what
     try:
-        writer = NpzWriter(out) if out.suffix else ImageFolderWriter(out)
-        with writer, tqdm(total=options.n, unit="images", disable=None) as bar:
+        file = writer(loaded.spec, out, options.out)
+        with file, tqdm(total=options.n, unit=what, disable=None) as bar:
             for first in range(0, options.n, options.batch_size):
                 n = min(options.batch_size, options.n - first)
                 labels = sample_labels(loaded.spec.classes, first, n, options.labels) if gan.conditional else None
                 z = latents(options.seed, first, n, gan.z_dim)
-                writer.write(torch.cat(list(generate(gan, z, labels, device, options.batch_size))), labels)
+                file.write(torch.cat(list(generate(gan, z, labels, device, options.batch_size))), labels)
                 bar.update(n)
     except OSError as error:
         raise UserError(f"out={out}: cannot write there ({error.strerror})") from None
-    print(f"{options.n} images at {loaded.clock.kimg:g} kimg ({options.weights} weights, seed {options.seed}): {out}")
+    print(f"{options.n} {what} at {loaded.clock.kimg:g} kimg ({options.weights} weights, seed {options.seed}): {out}")

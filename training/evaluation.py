@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data import DataSource, to_uint8
+from data import DataSource, to_stored
 from errors import UserError, nearest
 from gans.base import GAN
 from metrics.distances import TooFew
-from metrics.extractors import Extractor, Request, make
+from metrics.extractors import Extractor, Request, Unavailable, make, of_this_project, outline
 from metrics.random_state import apart
 from metrics.score import METRICS, FeatureSet, Group, features_of, named, obstacle, reference_of
 from training.config import Config
@@ -35,14 +35,14 @@ def data_labels(source: DataSource, seed: int, n: int) -> Tensor:
 
 
 class Samples:
-    """(first, last) -> those samples of ``gan``, uint8 on the CPU. Sample i is a function of (seed, i, labels[i]); networks run
-    in evaluation mode and keep their flags.
+    """(first, last) -> those samples of ``gan`` as data sets of this ``kind`` store theirs (uint8 images, or float points), on
+    the CPU. Sample i is a function of (seed, i, labels[i]); networks run in evaluation mode and keep their flags.
 
     broken  (1,) samples so far that had a pixel which is not finite (mid gray in the image).
     """
 
-    def __init__(self, gan: GAN, labels: Tensor | None, seed: int, device: torch.device):
-        self.gan, self.labels, self.seed, self.device = gan, labels, seed, device
+    def __init__(self, gan: GAN, labels: Tensor | None, seed: int, device: torch.device, kind: str = "images"):
+        self.gan, self.labels, self.seed, self.device, self.kind = gan, labels, seed, device, kind
         self.broken = torch.zeros(1, device=device)
 
     def __call__(self, first: int, last: int) -> Tensor:
@@ -52,7 +52,7 @@ class Samples:
         images = torch.cat(list(generate(self.gan, z, labels, self.device, last - first)))
         finite = images.isfinite()
         self.broken += len(images) - int(finite.flatten(1).all(dim=1).sum())
-        return to_uint8(torch.where(finite, images, 0.0))
+        return to_stored(torch.where(finite, images, 0.0), self.kind)
 
 
 def group_of(processes: Processes) -> Group:
@@ -61,8 +61,8 @@ def group_of(processes: Processes) -> Group:
 
 
 def key_of(metric: str, extractor: str) -> str:
-    """The short name of a number, in logs: ``recognised``, ``fid`` (Inception only), ``frechet_classifier``, …"""
-    if metric == "recognised" or extractor == "inception":
+    """The short name of a number, in logs: ``recognised``, ``modes``, ``fid`` (Inception only), ``frechet_classifier``, …"""
+    if metric in ("recognised", "modes") or extractor == "inception":
         return metric
     return f"{'frechet' if metric == 'fid' else metric}_{extractor}"
 
@@ -84,7 +84,8 @@ class Evaluator:
         self._made_reference: FeatureSet | None = None
 
     def __call__(self, gan: GAN) -> dict[str, float]:
-        """Measure samples of ``gan``; called in every process, the first one gets the numbers (NaN for broken samples)."""
+        """Measure samples of ``gan``; called in every process, the first one gets the numbers (NaN for broken samples), that by
+        which the best checkpoint is chosen first."""
         try:
             with apart(self.processes.device):
                 return self._measured(gan, self.config.eval.samples, self.config.seed + EVAL_SEED)
@@ -94,9 +95,9 @@ class Evaluator:
 
     def _measured(self, gan: GAN, n: int, seed: int) -> dict[str, float]:
         extractor = self._extractor()
-        reference = None if self.metric == "recognised" else self._reference()
+        reference = None if self.metric in ("recognised", "modes") else self._reference()
         labels = self._labels(gan, seed, n)
-        samples = Samples(gan, labels, seed, self.processes.device)
+        samples = Samples(gan, labels, seed, self.processes.device, self.source.spec.kind)
         seen = features_of([extractor], n, samples, labels, group=group_of(self.processes))[extractor.name]
         self.processes.sum_([samples.broken])
         if not self.processes.first:
@@ -104,18 +105,16 @@ class Evaluator:
         if samples.broken:
             return {self.name: math.nan}
         values = METRICS[self.metric].compute(seen, reference, self.source.spec.classes)
-        return {self.name: next(iter(values.values()))}
+        also = {name: values[name] for name in METRICS[self.metric].also if name in values}
+        return {self.name: next(iter(values.values())), **also}
 
     def check(self, gan: GAN) -> None:
         """UserError if the metric cannot be had of this model on this data with this extractor."""
-        name, spec = self.extractor_name, self.source.spec
-        knows = {"classifier": True, "digits": spec.name == "digits", "random": False}
-        if name == "classifier" and not spec.classes:
-            raise UserError("eval.extractor=classifier: it learns from labels and the data has none; use eval.extractor=random")
-        if name in knows:  # made at the first evaluation: training one takes minutes
-            extractor = Extractor(name, lambda images: (images, None), self.processes.device, name != "random", knows[name])
-        else:
-            extractor = self._extractor()
+        spec = self.source.spec
+        try:  # made at the first evaluation: training one takes minutes
+            extractor = outline(self.extractor_name, spec, self.processes.device) or self._extractor()
+        except Unavailable as error:
+            raise UserError(str(error).replace("extractor=", "eval.extractor=")) from error
         reason = obstacle(self.metric, extractor, bool(spec.classes) and gan.conditional)
         if reason:
             raise UserError(reason.replace("metrics=", "eval.metric=").replace("extractor=", "eval.extractor="))
@@ -210,8 +209,9 @@ def evaluator(
 ) -> Evaluator | None:
     """The measure that ``eval.metric`` and ``eval.extractor`` ask for; None if there are to be no evaluations.
 
-    ``auto``: the share of digits recognised where class-conditional samples are to be digits, else the Frechet distance of
-    features of the digits classifier, of a classifier trained on the labels, or, without labels, of a random network.
+    ``auto``: the modes covered where the data's modes are known, the share of digits recognised where class-conditional samples
+    are to be digits, else the Frechet distance of features of the digits classifier, of a classifier trained on the labels, or,
+    without labels, of a random network.
     UserError, before the first step, for what cannot be measured.
     """
     metric, extractor, spec = config.eval.metric, config.eval.extractor, source.spec
@@ -225,9 +225,13 @@ def evaluator(
             return None
         raise UserError(f"eval.metric={metric}: this model does not sample from latents; use eval.metric=none")
     if extractor == "auto":
-        extractor = "digits" if spec.name == "digits" else "classifier" if spec.classes else "random"
+        extractor = of_this_project(spec)
     if metric == "auto":
-        metric = "recognised" if spec.name == "digits" and gan.conditional and extractor == "digits" else "fid"
+        known = outline(extractor, spec, processes.device) if extractor == of_this_project(spec) else None
+        if known is not None and known.modes:
+            metric = "modes"
+        else:
+            metric = "recognised" if spec.name == "digits" and gan.conditional and extractor == "digits" else "fid"
     measure = Evaluator(metric, extractor, source, config, processes, say)
     measure.check(gan)
     return measure

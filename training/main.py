@@ -68,6 +68,9 @@ def build(config: Config) -> tuple[data.DataSource, gans.GAN]:
     """Data and a freshly initialised GAN, the same in every process."""
     source = data.build(config.dataset)
     data.require(source, batch_size=config.batch_size)
+    if source.spec.kind == "points" and config.augment["name"] != "none":
+        raise UserError(f"augment={config.augment['name']}: it changes images, and dataset={source.spec.name} is points; use "
+                        "augment=none")  # fmt: skip
     torch.manual_seed(key(config.seed, "init"))
     try:
         gan = gans.build(config.gan, source.spec, config.loss, config.penalty)

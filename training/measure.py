@@ -16,7 +16,7 @@ from tqdm import tqdm
 import data
 from data import DatasetOptions, DataSource, Spec
 from errors import UserError, nearest
-from metrics.extractors import EXTRACTORS, PUBLISHED, Extractor, Request, Unavailable, at_hand
+from metrics.extractors import EXTRACTORS, PUBLISHED, Extractor, Request, Unavailable, at_hand, of_this_project
 from metrics.random_state import apart
 from metrics.score import METRICS, FeatureSet, ImagesAt, features_of, obstacle, reference_of, scores
 from training import checkpoint
@@ -29,6 +29,7 @@ from training.sampling import Loaded, load_gan, sample_labels
 
 SAMPLES = 50_000  # what papers use
 SPLITS = ("train", "test")
+PIXELS = {"images": "rounded to 8 bits", "points": "none, coordinates in fp32"}
 
 
 @dataclass
@@ -84,7 +85,7 @@ def choices() -> str:
 class Subject:
     """What is scored: samples of a checkpoint, or images.
 
-    images_at  (first, last) -> uint8.     labels  (n,) or None.     about  plain values for the JSON.
+    images_at  (first, last) -> uint8, or points.     labels  (n,) or None.     about  plain values for the JSON.
     """
 
     title: str
@@ -117,6 +118,8 @@ def _measure(options: EvaluateScriptOptions, dataset: Mapping[str, Any], process
         conditional = load_gan(str(files[0]), torch.device("cpu"), options.weights).gan.conditional
     if compared is not None:
         _check_fits(source.spec, compared.spec, dataset_options, option=f"compare={options.compare}")
+    if options.neighbours and source.spec.kind == "points":
+        raise UserError(f"neighbours=true: a sheet shows images, and dataset={source.spec.name} is points; leave it out")
     n = _count(options, source, compared)
 
     labelled = bool(source.spec.classes) and conditional is not False and (compared is None or bool(compared.spec.classes))
@@ -247,6 +250,8 @@ def _spec(state: Mapping[str, Any]) -> Spec:
 
 def _check_fits(ours: Spec, theirs: Spec, dataset: DatasetOptions, option: str | None = None) -> None:
     option = option or f"dataset={dataset.name}"
+    if ours.kind != theirs.kind:
+        raise UserError(f"{option}: {theirs.kind}, wanted: {ours.kind}")
     if (ours.resolution, ours.channels) != (theirs.resolution, theirs.channels):
         raise UserError(
             f"{option}: images of {theirs.resolution} px and {theirs.channels} channels, wanted: {ours.resolution} px and "
@@ -279,17 +284,20 @@ def _plan(
     weights = {"inception": options.inception_weights, "vgg16": options.vgg_weights}
     request = Request(source, processes.device, Path(options.cache).expanduser(), {k: v for k, v in weights.items() if v})
     missing: dict[str, str] = {}
-    wanted = list(options.extractor)
+    wanted, points = list(options.extractor), source.spec.kind == "points"
     if not wanted:
-        wanted = [name for name in PUBLISHED if at_hand(name, request.weights)]
-        for name in PUBLISHED:
+        own, published = of_this_project(source.spec), () if points else PUBLISHED
+        wanted = [name for name in published if at_hand(name, request.weights)]
+        for name in published:
             if name not in wanted:
                 missing[name] = f"no weights at hand ({PUBLISHED[name].option}=FILE, or extractor={name} to download them)"
         if "inception" not in wanted:
-            own = "digits" if source.spec.name == "digits" else "classifier" if source.spec.classes else "random"
             wanted.append(own)
-            say(f"NOT THE PUBLISHED METRICS: without Inception's weights, distances are those of features of extractor={own}; "
-                "compare them with each other on this very data only")
+            if not points:
+                say("NOT THE PUBLISHED METRICS: without Inception's weights, distances are those of features of "
+                    f"extractor={own}; compare them with each other on this very data only")
+        elif own == "stacked_digits":  # the only one that knows the modes
+            wanted.append(own)
     for name in request.weights:
         if name not in wanted:
             raise UserError(f"{PUBLISHED[name].option}: given, but extractor={','.join(wanted)} does not use it; add {name}")
@@ -304,7 +312,8 @@ def _plan(
     if not made:
         raise UserError("; ".join(missing.values()))
     pairs = []
-    for metric in options.metrics or METRICS:
+    modes = any(extractor.modes for extractor in made.values())  # few data sets have known ones: not worth a word otherwise
+    for metric in options.metrics or [name for name, metric in METRICS.items() if modes or "modes" not in metric.needs]:
         preferred = _preferred(metric, list(made), bool(options.extractor))
         reasons = {name: obstacle(metric, made[name], labelled) for name in preferred}
         able = [(metric, name) for name, reason in reasons.items() if reason is None]
@@ -349,10 +358,10 @@ def _subjects(
         about = {
             "checkpoint": str(file), "kimg": loaded.clock.kimg, "step": loaded.clock.step, "weights": options.weights,
             "gan": loaded.config.gan.name, "trained_on": state.get("content_hash"), "count": n, "seed": options.seed,
-            "batch_norm": "running statistics", "labels": rule, "pixels": "rounded to 8 bits", "precision": "fp32",
+            "batch_norm": "running statistics", "labels": rule, "pixels": PIXELS[source.spec.kind], "precision": "fp32",
             "layer_noise": f"seeded for each batch of {options.batch_size}",
         }  # fmt: skip
-        samples = Samples(loaded.gan, labels, options.seed, processes.device)
+        samples = Samples(loaded.gan, labels, options.seed, processes.device, source.spec.kind)
         yield Subject(f"{loaded.config.gan.name} at {loaded.clock.kimg:g} kimg", samples, labels, about)
 
 

@@ -184,7 +184,7 @@ def _save_png(image: Image.Image, path: Path) -> Path:
 # Many single images --------------------------------------------------------------------------------------------------
 
 
-class _Writer:
+class Writer:
     """What both writers share: the count, the labels, and ``with``, which discards an unfinished result on an exception."""
 
     def __init__(self) -> None:
@@ -218,7 +218,7 @@ class _Writer:
         self.discard() if kind else self.close()
 
 
-class ImageFolderWriter(_Writer):
+class ImageFolderWriter(Writer):
     """Writes images as ``img00000000.png``, ``img00000001.png``, … (gray as one-channel PNG, which metric tools widen to RGB).
 
     With labels, ``close()`` also writes ``dataset.json`` beside them: {"labels": [["img00000000.png", 3], …]}.
@@ -259,7 +259,7 @@ class ImageFolderWriter(_Writer):
         os.replace(part, path)
 
 
-class NpzWriter(_Writer):
+class NpzWriter(Writer):
     """Writes one uncompressed ``.npz`` in the layout of the ADM evaluation suite (arXiv:2105.05233).
 
     ``arr_0``  uint8 (n, height, width, 3). Gray images are repeated to three channels, because the tools that read this

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 PENALTY = re.compile(r"(^|_)(r1|r2|gp|penalty|path_length|pl|drift|lecam|consistency)(_|$)")
-UNIT_INTERVAL = ("precision", "recall", "density", "coverage", "accuracy", "modes_share")  # metrics that share a panel
+UNIT_INTERVAL = ("precision", "recall", "density", "coverage", "accuracy", "high_quality")  # metrics that share a panel
 BINS = 300  # longer curves are drawn as the mean of as many stretches over a band from their least to greatest value
 COLORS = ("#2b6cb0", "#d9622b", "#2f855a", "#b83280", "#6b46c1", "#b7791f", "#0e8a96", "#822727", "#4a5568", "#9f7aea")
 

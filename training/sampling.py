@@ -17,6 +17,7 @@ from gans.base import GAN, Clock
 from training.checkpoint import find, load
 from training.config import Config, build_config
 from training.draws import latents
+from training.forms import form_of
 
 
 @torch.no_grad()
@@ -51,12 +52,13 @@ def sample_labels(classes: int, first: int, n: int, wanted: Sequence[int] | None
 def grid_samples(
     gan: GAN, spec: Spec, seed: int, rows: int, columns: int, device: torch.device
 ) -> tuple[Tensor, list[str] | None]:
-    """(images (r * columns, …), row titles) of the run's fixed latents; conditional models have a row a class."""
-    labels, titles = None, None
+    """(images, row titles) of the run's fixed latents, as many as a picture of them shows: for images rows * columns, of
+    conditional models a row a class."""
+    n, labels, titles = form_of(spec).count(rows, columns), None, None
     if gan.conditional:
         labels, chosen = grid_labels(spec.classes, rows, columns)
-        rows, titles = len(chosen), class_titles(spec, chosen)
-    z = latents(seed, 0, rows * columns, gan.z_dim)
+        n, titles = len(labels), class_titles(spec, chosen)
+    z = latents(seed, 0, n, gan.z_dim)
     return torch.cat(list(generate(gan, z, labels, device))), titles
 
 

@@ -22,9 +22,9 @@ from training.config import Config, plain
 from training.engine import Diverged, Engine
 from training.evaluation import Best, Evaluator, evaluator
 from training.folder import RunFolder, cut_back, lock
+from training.forms import form_of
 from training.log import JsonLines, kimg_name
 from training.loggers import Logger, build_loggers
-from training.pictures import save_grid
 from training.plots import plot_losses
 from training.processes import Processes
 from training.progress import Progress
@@ -186,7 +186,7 @@ class Trainer:
                     engine.ema_gan(), self.spec, self.config.seed, options.rows, options.columns, self.processes.device
                 )
                 path = self.folder.samples / f"{kimg_name(engine.clock.images_seen)}.png"
-                save_grid(path, images, options.columns, row_titles=titles)
+                form_of(self.spec).picture(path, images, self.spec, options.columns, titles)
                 for logger in self.loggers:
                     logger.picture("samples", path, engine.clock.images_seen)
         self.processes.wait()
@@ -239,7 +239,8 @@ class Trainer:
             found = ", ".join(sorted(self.uncertain)) or "none"
             print(f"operations without a deterministic kernel: {found}")
         for name, value in self.last_results.items():
-            print(f"eval/{name}: {value:.4f} ({self.config.eval.samples} samples, EMA weights; {self.best})")
+            best = f"; {self.best}" if name == self.best.name else ""
+            print(f"eval/{name}: {value:.4f} ({self.config.eval.samples} samples, EMA weights{best})")
         folder = self.folder
         last = f"{kimg_name(self.engine.clock.images_seen)}.png"
         print(f"done: {self.engine.clock.kimg:g} kimg in {self.engine.clock.step} steps")
@@ -278,8 +279,8 @@ class Trainer:
             return
         engine, say = self.engine, self.progress.write
         sizes = ", ".join(f"{name} {sum(p.numel() for p in ps):,}" for name, ps in engine.sets.items())
-        say(f"{self.config.gan.name} on {self.spec.name} ({len(self.source):,} images, {self.spec.resolution} px, "
-            f"{self.spec.channels} channel{'s' if self.spec.channels > 1 else ''}, {self.spec.classes} classes), "
+        form = form_of(self.spec)
+        say(f"{self.config.gan.name} on {self.spec.name} ({len(self.source):,} {form.what}, {form.size(self.spec)}), "
             f"parameters: {sizes}; {self.processes.device}, {self.config.precision}")
         say(f"run folder: {self.folder.path}" + (f", resumed at {engine.clock.kimg:g} kimg" if self.resumed else ""))
         for remark in engine.gan.remarks():
