@@ -96,8 +96,8 @@ class AdversarialGAN(GAN):
 
     def remarks(self) -> list[str]:
         field = getattr(self.discriminator, "receptive_field", None)
-        patches = [] if field is None else [f"discriminator of patches: each logit sees {field}x{field} pixels ({self.patch_loss})"]
-        return patches + self.warnings
+        patches = f"discriminator of patches: each logit sees {field}x{field} pixels ({self.patch_loss})"
+        return ([] if field is None else [patches]) + self.warnings
 
     def phases(self) -> list[Phase]:
         options, shared = self.options, self.shares
@@ -162,7 +162,8 @@ class AdversarialGAN(GAN):
     def discriminator_loss(self, batch: Batch) -> dict[str, Tensor]:
         penalised = self.penalty.interval == 1
         real, fake = self.real_and_fake(batch, with_grad=penalised, share=self.shares)
-        (real_features, real_logits), (fake_features, fake_logits) = self.judge(batch, real, "real"), self.judge(batch, fake, "fake")
+        real_features, real_logits = self.judge(batch, real, "real")
+        fake_features, fake_logits = self.judge(batch, fake, "fake")
         terms = {"adversarial": _judged(self.loss.discriminator, real_logits, fake_logits)}
         terms |= self.more_discriminator_terms(batch, real_features, fake_features)
         real_logits, fake_logits = _per_sample(real_logits), _per_sample(fake_logits)

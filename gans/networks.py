@@ -11,10 +11,9 @@ from errors import UserError
 from gans.adversarial import PATCH_LOSSES, AdversarialOptions
 from gans.options import at_least, one_of, share
 from nets.dcgan import DCGANDiscriminator, DCGANGenerator, stages
-from nets.discriminator import CONDITIONINGS
 from nets.initialise import INITS, initialise
 from nets.layers import NORMS, spectral_norm
-from nets.patch import FIELDS, PatchDiscriminator, logit_size
+from nets.patch import FIELDS, PatchDiscriminator
 from nets.resize import DOWNSAMPLES, UPSAMPLES
 from nets.resnet import ResNetDiscriminator, ResNetGenerator
 from nets.shortcut import SHORTCUTS
@@ -121,8 +120,8 @@ def check_resolution(name: str, spec: Any) -> None:
         near = [r for r in range(8, 1025) if _reachable(r)]
         near = sorted(sorted(near, key=lambda r: abs(r - spec.resolution))[:3])
         raise UserError(
-            f"gan={name}: resolution {spec.resolution} of dataset {spec.name} cannot be halved down to a map of 4 to 7 pixels; set "
-            f"dataset.resolution={', '.join(map(str, near[:-1]))} or {near[-1]}"
+            f"gan={name}: resolution {spec.resolution} of dataset {spec.name} cannot be halved down to a map of 4 to 7 pixels; "
+            f"set dataset.resolution={', '.join(map(str, near[:-1]))} or {near[-1]}"
         ) from None
 
 
@@ -144,48 +143,52 @@ def networks(
     """
     options.check()
     check_resolution(options.name, spec)
-    shape = (spec.resolution, spec.channels)
     labels = dict(classes=classes, embedding_dim=options.embedding_dim)
-    _check_attention(options, spec.resolution)
-    own = {} if options.shortcut is None else {"shortcut": options.shortcut}
-    g = GENERATORS[options.generator](
-        options.z_dim, options.width_g, *shape, **labels, **own, upsample=options.upsample, norm=options.norm_g,
-        attention=tuple(options.attention_g), survival=options.survival if options.residual_g else 1.0,
-    )  # fmt: skip
-    own = {}
-    if options.discriminator == "patch":
-        own["field"] = options.patch_field or 70
-        if not logit_size(own["field"], spec.resolution):
-            raise UserError(f"gan.patch_field={own['field']}: no patch of that depth fits into {spec.resolution} pixels; lower it")
-    else:
-        own["minibatch_stddev"] = options.minibatch_stddev
-    if options.discriminator == "resnet":
-        own["survival"] = options.survival
-    d = DISCRIMINATORS[options.discriminator](
-        options.width_d, *shape, **labels, conditioning=conditioning, class_head=class_head, downsample=options.downsample,
-        norm=options.norm_d, attention=tuple(options.attention_d), dropout=options.dropout, **own,
-    )  # fmt: skip
-    for network, normed in ((g, options.spectral_norm_g), (d, options.spectral_norm_d)):
+    generator = _generator(options, spec, labels)
+    discriminator = _discriminator(options, spec, dict(conditioning=conditioning, class_head=class_head, **labels))
+    for network, normed in ((generator, options.spectral_norm_g), (discriminator, options.spectral_norm_d)):
         if options.init != "paper":
             initialise(network, options.init)
         if normed:
             spectral_norm(network)
-    return g, d
+    return generator, discriminator
 
 
-def _check_attention(options: NetworkOptions, resolution: int) -> None:
-    base, doublings = stages(resolution)
-    sizes = [base * 2**k for k in range(doublings)]
-    for name in ("attention_g", "attention_d"):
-        for size in getattr(options, name):
-            if size not in sizes:
-                raise UserError(f"gan.{name}={size}: no map has that size at resolution {resolution}; allowed: "
-                                f"{', '.join(map(str, sizes))}")
+def _generator(options: NetworkOptions, spec: Any, labels: dict[str, Any]) -> nn.Module:
+    switches = dict(upsample=options.upsample, norm=options.norm_g, attention=tuple(options.attention_g))
+    if options.shortcut is not None:
+        switches["shortcut"] = options.shortcut
+    if options.residual_g:
+        switches["survival"] = options.survival
+    sizes = (options.z_dim, options.width_g, spec.resolution, spec.channels)
+    return _made(f"gan.generator={options.generator}", GENERATORS[options.generator], *sizes, **labels, **switches)
+
+
+def _discriminator(options: NetworkOptions, spec: Any, labels: dict[str, Any]) -> nn.Module:
+    kind = options.discriminator
+    switches: dict[str, Any] = dict(downsample=options.downsample, norm=options.norm_d, dropout=options.dropout)
+    switches["attention"] = tuple(options.attention_d)
+    if kind == "patch":
+        switches["field"] = options.patch_field or 70
+    else:
+        switches["minibatch_stddev"] = options.minibatch_stddev
+    if kind == "resnet":
+        switches["survival"] = options.survival
+    sizes = (options.width_d, spec.resolution, spec.channels)
+    return _made(f"gan.discriminator={kind}", DISCRIMINATORS[kind], *sizes, **labels, **switches)
+
+
+def _made(part: str, make: Any, *args: Any, **options: Any) -> nn.Module:
+    """``make(…)``; what it refuses becomes a UserError that names the part."""
+    try:
+        return make(*args, **options)
+    except ValueError as error:
+        raise UserError(f"{part}: {error}") from error
 
 
 def label_count(name: str, spec: Any, wanted: bool = True) -> int:
     """Classes of ``spec`` if labels are ``wanted`` (0 otherwise); UserError where it has none."""
     if wanted and not spec.classes:
-        raise UserError(f"gan={name}: needs labels, and dataset {spec.name} has none; give labelled data, or use an unconditional "
-                        "model such as gan=dcgan")
+        raise UserError(f"gan={name}: needs labels, and dataset {spec.name} has none; give labelled data, or use an "
+                        "unconditional model such as gan=dcgan")
     return spec.classes if wanted else 0

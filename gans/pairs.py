@@ -46,8 +46,8 @@ def _batch_normed(gan: AdversarialGAN) -> bool:
 PAIRS = (
     Pair(
         lambda gan: _clipped(gan) and _penalised(gan),
-        "gan.weight_clip={clip} with penalty={penalty}: two bounds on one slope, and clipping undoes what the penalty teaches; set "
-        "gan.weight_clip=null or penalty=none",
+        "gan.weight_clip={clip} with penalty={penalty}: two bounds on one slope, and clipping undoes what the penalty teaches; "
+        "set gan.weight_clip=null or penalty=none",
         refused=True,
     ),
     Pair(
@@ -58,8 +58,8 @@ PAIRS = (
     ),
     Pair(
         lambda gan: _batch_normed(gan) and _penalised(gan),
-        "warning: penalty={penalty} with BatchNorm in the discriminator: the gradient of an image's logit then depends on the rest "
-        "of its batch (arXiv:1704.00028, section 4); gan.norm_d=layer or none avoids it",
+        "warning: penalty={penalty} with BatchNorm in the discriminator: the gradient of an image's logit then depends on the "
+        "rest of its batch (arXiv:1704.00028, section 4); gan.norm_d=layer or none avoids it",
         refused=False,
     ),
     Pair(

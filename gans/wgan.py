@@ -6,8 +6,8 @@ Objective, D (the critic) any function with weights in [-c, c]:
 
 DCGAN's networks; the critic's value is no probability. Its weights, not its gradients, are clipped to +-0.01 at the start and
 after each of its updates, so that every critic step begins within the box. The critic is kept near its optimum: 5 updates
-for each of G's, and 100 in the first 25 steps and every 500th, each on fresh reals and fakes. RMSprop with lr 5e-5, since momentum
-unsettled the critic.
+for each of G's, and 100 in the first 25 steps and every 500th, each on fresh reals and fakes. RMSprop with lr 5e-5, since
+momentum unsettled the critic.
 """
 
 from __future__ import annotations
