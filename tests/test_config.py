@@ -36,7 +36,7 @@ REFUSED = [
     ("batchsize", 4, "batchsize: unknown option, did you mean 'batch_size'?"),
     ("gan.widht", 4, "gan.widht: unknown option, did you mean 'width'?"),
     ("dataset.resolutoin", 4, "dataset.resolutoin: unknown option, did you mean 'resolution'?"),
-    ("loss.a", 4, "loss.a: unknown option, allowed: none"),
+    ("loss.a", 4, "loss.a: unknown option, allowed: form"),
     ("penalty.gama", 4, "penalty.gama: unknown option, did you mean 'gamma'?"),
     ("optim.learning_rate", 4, "optim.learning_rate: unknown option, allowed: beta1"),
     ("optim.discriminator.l", 4, "optim.discriminator.l: unknown option"),
@@ -49,7 +49,7 @@ REFUSED = [
     ("gan.name", "r3gam", "gan=r3gam: unknown gan, did you mean 'r3gan'?"),
     ("gan", None, "gan=None: unknown gan"),
     ("loss.name", "hing", "loss=hing: unknown loss, did you mean 'hinge'?"),
-    ("penalty.name", "r3", "penalty=r3: unknown penalty, allowed: none, r1,"),
+    ("penalty.name", "r3", "penalty=r3: unknown penalty, allowed: dragan, none, r1,"),
     ("augment.name", "adda", "augment=adda: unknown augment, did you mean 'ada'?"),
     ("augment.policy", ["color"], "augment.policy: unknown option, allowed: none"),
     ("optim.name", "adm", "optim=adm: unknown optim, did you mean 'adam'?"),
@@ -191,7 +191,9 @@ def test_values_of_another_choice_are_left_out_unless_typed(base):
 CHANGES = {
     "gan.width": 24, "augment.name": "diffaugment", "gan.conditional": True, "dataset.name": "zip", "dataset.path": "x.zip",
     "dataset.resolution": 32, "dataset.pad_to": 32, "dataset.xflip": True, "dataset.download_dir": "elsewhere",
-    "loss.name": "hinge", "penalty.gamma": 0.123, "penalty.interval": 4, "optim.lr": 0.123, "optim.beta1": 0.5,
+    "gan.weight_clip": 0.01, "gan.instance_noise": 0.1, "gan.feature_distance": "l1", "gan.discriminator_steps": 2,
+    "loss.name": "relativistic_average", "loss.form": "hinge", "penalty.gamma": 0.123, "penalty.interval": 4,
+    "optim.lr": 0.123, "optim.beta1": 0.5,
     "optim.generator": {"lr": 0.001}, "schedule.lr.final": 1e-06, "schedule.lr.kind": "linear", "schedule.gamma": None,
     "schedule.weight_decay": {"final": 0.1}, "schedule_kimg": 7.0, "batch_size": 33, "seed": 1, "precision": "bf16",
     "channels_last": False, "deterministic": True, "clip_grad_norm": 1.0, "ema_half_life": 1.0, "augment_strength": 0.5,
@@ -227,6 +229,7 @@ def test_every_option_is_in_one_of_the_two_lists(base):
     rest = {o for o in options - known if not o.startswith("schedule.")}
     assert rest == {"gan.name", "gan.cardinality", "gan.blocks", "gan.expansion", "gan.z_dim", "gan.embedding_dim",
                     "gan.full_width_stages", "gan.low_precision_stages_g", "gan.low_precision_stages_d",
-                    "penalty.name", "optim.name", "optim.beta2", "optim.eps", "optim.weight_decay"}  # fmt: skip
+                    "gan.adversarial_weight", "gan.feature_matching", "gan.generator_batch_scale", "penalty.name",
+                    "optim.name", "optim.beta2", "optim.eps", "optim.weight_decay"}  # fmt: skip
     stored = plain(build_config(base)[0])
     check_resume(stored, build_config(stored)[0])

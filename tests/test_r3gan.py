@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from stub_batch import StubBatch, spec
 
 from errors import UserError
 from gans.base import Clock
@@ -25,37 +25,11 @@ def under(tensors, prefix):
     return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
 
 
-class StubBatch:
-    """One micro-batch with given images, labels and draws; records reports and what was augmented."""
-
-    def __init__(self, images, labels=None, draws=None, grad_scale=1.0):
-        self.images, self.labels, self.draws, self.grad_scale = images, labels, draws or {}, grad_scale
-        self.shared, self.reports, self.augmented, self.with_graph = {}, {}, {}, {}
-
-    def draw(self, purpose, shape=(), kind="normal", high=0):
-        self.with_graph[purpose] = torch.is_grad_enabled()
-        shape = (shape,) if isinstance(shape, int) else shape
-        if purpose not in self.draws:
-            generator = torch.Generator().manual_seed(sum(map(ord, purpose)))
-            sample = torch.rand if kind == "uniform" else torch.randn
-            self.draws[purpose] = sample(len(self.images), *shape, generator=generator)
-        return self.draws[purpose]
-
-    def augment(self, images, purpose):
-        self.augmented[purpose] = images
-        self.with_graph[purpose] = torch.is_grad_enabled()
-        return images
-
-    def report(self, name, value, reduce="mean"):
-        assert not value.requires_grad and value.dtype == torch.float32
-        self.reports[name] = value
-
-
 def toy(resolution=8, channels=1, classes=3, loss=None, penalty=None, **options):
     torch.manual_seed(0)
-    spec = SimpleNamespace(resolution=resolution, channels=channels, classes=classes, name="toy")
     options = R3GANOptions(**{**dict(width=8, cardinality=2, blocks=1, z_dim=6, embedding_dim=5), **options})
-    return R3GAN(options, spec, build_loss(loss or {"name": "relativistic"}), build_penalty(penalty or {"name": "r1_r2"}))
+    loss, penalty = build_loss(loss or {"name": "relativistic"}), build_penalty(penalty or {"name": "r1_r2"})
+    return R3GAN(options, spec(resolution, channels, classes), loss, penalty)
 
 
 def from_golden(state_of, gamma, conditional):
@@ -187,7 +161,8 @@ def test_a_batch_and_what_becomes_of_it():
     assert not batch.images.requires_grad
     gan.generator_loss(batch)["adversarial"].sum().backward()
     assert all(p.grad is not None for p in gan.generator.parameters())
-    assert gan.schedules() == {"gamma": 1.0} and gan.sample(torch.randn(2, 6), torch.tensor([0, 1])).shape == (2, 1, 8, 8)
+    assert gan.schedules() == {"gamma": 1.0, "instance_noise": 0.0}
+    assert gan.sample(torch.randn(2, 6), torch.tensor([0, 1])).shape == (2, 1, 8, 8)
 
 
 def test_the_penalty_sees_images_before_augmentation():
@@ -266,7 +241,7 @@ def test_other_losses_and_penalties(loss, penalty, names):
 
 def test_widths_of_the_official_recipes():
     def widths(resolution, **options):
-        return stage_widths(R3GANOptions(**options), SimpleNamespace(resolution=resolution, name="toy"))
+        return stage_widths(R3GANOptions(**options), spec(resolution))
 
     assert widths(32) == ([768] * 4, [96] * 4)
     assert widths(64) == ([768] * 4 + [384], [96] * 4 + [48])
@@ -288,7 +263,7 @@ def test_precision_and_sizes_follow_the_options():
 
 
 @pytest.mark.parametrize(
-    "options, spec, message",
+    "options, data, message",
     [
         ({}, {"resolution": 28}, "gan=r3gan needs a power-of-two resolution from 8; dataset toy has 28: set dataset.resolution"),
         ({}, {"resolution": 4}, "dataset toy has 4: set dataset.resolution, e.g. 8"),
@@ -301,9 +276,9 @@ def test_precision_and_sizes_follow_the_options():
         ({"low_precision_stages_d": -1}, {}, "gan.low_precision_stages_d=-1 must not be negative"),
     ],
 )
-def test_bad_options(options, spec, message):
+def test_bad_options(options, data, message):
     with pytest.raises(UserError) as error:
-        toy(**options, **spec)
+        toy(**options, **data)
     assert message in str(error.value) and "\n" not in str(error.value)
 
 

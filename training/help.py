@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import textwrap
 
 import yaml
 
@@ -73,7 +74,21 @@ def help_text(arguments: Arguments) -> str:
     }  # fmt: skip
     meanings = []
     for title, schema in documented.items():
-        meanings += [f"  {title}", *(f"    {line}".rstrip() for line in inspect.getdoc(schema).splitlines())]
-    choices = [f"  {name:<8} {', '.join(names)}" for name, names in groups().items()]
+        meanings += [f"  {title}", *(f"    {line}".rstrip() for line in _documentation(schema))]
+    choices = [
+        textwrap.fill(", ".join(names), 120, initial_indent=f"  {name:<8} ", subsequent_indent=" " * 11)
+        for name, names in groups().items()
+    ]
     text = "".join(f"  {line}\n" for line in config_text(arguments).splitlines())
     return HELP.format(groups="\n".join(choices), config=text, meanings="\n".join(meanings))
+
+
+def _documentation(schema: type) -> list[str]:
+    """The docstring of a group of options, and then those of the groups that it extends."""
+    own = [cls for cls in schema.__mro__ if "__doc__" in vars(cls) and issubclass(cls, _root(schema))]
+    return [line for cls in own for line in inspect.cleandoc(cls.__doc__).splitlines()]
+
+
+def _root(schema: type) -> type:
+    """The options that all models of its kind have, or the group itself where there is no such family."""
+    return gans.AdversarialOptions if issubclass(schema, gans.AdversarialOptions) else schema
