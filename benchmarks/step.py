@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,6 +38,18 @@ class Options:
     device: str = "auto"
 
 
+NARROW = {
+    "r3gan": ("gan=r3gan", "gan.width=32", "gan.cardinality=4", "gan.conditional=true"),
+    "dcgan": ("gan=dcgan", "gan.width_g=8", "gan.width_d=8", "gan.norm_d=layer", "penalty=r1_r2"),
+    "acgan, patches": (
+        "gan=acgan", "gan.width_g=8", "gan.width_d=8", "gan.discriminator=patch", "gan.patch_field=34", "gan.dropout=0",
+    ),
+    "wgan_gp, resnet": ("gan=wgan_gp", "gan.generator=resnet", "gan.discriminator=resnet", "gan.width_g=16", "gan.width_d=16"),
+    "vanilla": ("gan=vanilla", "gan.width=64", "penalty=dragan"),
+}  # fmt: skip
+"""Small models of every family, for checks of gradients: their name, their part of the command line."""
+
+
 @dataclass(frozen=True)
 class Way:
     """One way to run the step."""
@@ -60,10 +73,11 @@ CUDA_WAYS = (
 )
 
 
-def config_of(options: Options, way: Way) -> Config:
-    """The config of a conditional R3GAN run under ``way``."""
+def config_of(options: Options, way: Way, model: Sequence[str] | None = None) -> Config:
+    """The config of a run under ``way``: of a conditional R3GAN of the options' width, or of ``model``."""
+    r3gan = ("gan=r3gan", f"gan.width={options.width}", f"gan.cardinality={options.cardinality}", "gan.conditional=true")
     argv = [
-        "gan=r3gan", f"gan.width={options.width}", f"gan.cardinality={options.cardinality}", "gan.conditional=true",
+        *(model or r3gan),
         f"batch_size={options.batch_size}", f"precision={way.precision}", f"channels_last={way.channels_last}".lower(),
         f"device={options.device}", "dataset.xflip=true",
     ]  # fmt: skip
@@ -80,11 +94,11 @@ def random_source(options: Options) -> DataSource:
     return DataSource(images, torch.arange(n) % 10, Spec("noise", r, 3, 10))
 
 
-def build_engine(options: Options, way: Way) -> Engine:
-    """An engine ready to step under ``way``."""
+def build_engine(options: Options, way: Way, model: Sequence[str] | None = None) -> Engine:
+    """An engine ready to step under ``way``; ``model`` as in :func:`config_of`."""
     import gans
 
-    config = config_of(options, way)
+    config = config_of(options, way, model)
     config.schedule_kimg = config.total_kimg
     processes = Processes(config.device)
     _set_backends(config)

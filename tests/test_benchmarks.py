@@ -1,5 +1,6 @@
 """The benchmark scripts run and measure what they say, at a size that takes seconds."""
 
+import pytest
 import torch.nn.functional as F
 
 import nets.blocks
@@ -20,10 +21,11 @@ def test_convolution_switches_the_networks_to_torch_and_back():
     assert nets.blocks.conv2d is ours
 
 
-def test_gradients_of_the_gpu_script_agree_between_precisions(monkeypatch):
-    right = gpu.gradients("cpu", "fp32")
+@pytest.mark.parametrize("model", step.NARROW)
+def test_gradients_of_the_gpu_script_agree_between_precisions(model):
+    right = gpu.gradients("cpu", "fp32", model)
     assert set(right) == {"discriminator", "generator"}
-    for phase, gradient in gpu.gradients("cpu", "bf16").items():
+    for phase, gradient in gpu.gradients("cpu", "bf16", model).items():
         error = float((gradient - right[phase]).norm() / right[phase].norm())
         assert 0 < error <= gpu.TOLERANCES["bf16"]
 
