@@ -12,6 +12,11 @@ def spec(resolution=8, channels=1, classes=3, kind="images", name="toy"):
     return SimpleNamespace(resolution=resolution, channels=channels, classes=classes, kind=kind, name=name)
 
 
+def images(n=4, resolution=16, channels=1, seed=5):
+    """(n, channels, resolution, resolution), uniform in [-1, 1)."""
+    return torch.rand(n, channels, resolution, resolution, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+
+
 class StubBatch:
     """One micro-batch with given images, labels and draws; records reports, what was augmented and what was shared.
 
