@@ -49,7 +49,7 @@ def test_generators_at_every_resolution(build, resolution, channels, classes):
 @pytest.mark.parametrize("resolution", [16, 28, 32, 64, 128])
 @pytest.mark.parametrize("channels, conditioning", [(1, "none"), (3, "none"), (1, "concat"), (3, "concat"), (3, "projection")])
 def test_discriminators_at_every_resolution(build, resolution, channels, conditioning):
-    d = build(2, resolution, channels, classes=3, conditioning=conditioning, embedding_dim=4, class_head=True).eval()
+    d = build(4, resolution, channels, classes=3, conditioning=conditioning, embedding_dim=4, class_head=True).eval()
     images = torch.randn(3, channels, resolution, resolution)
     features = d.features(images, labels)
     assert features.ndim in (2, 4) and len(features) == 3 and d.class_logits(features).shape == (3, 3)
@@ -59,6 +59,16 @@ def test_discriminators_at_every_resolution(build, resolution, channels, conditi
     told = torch.equal(d(images, labels), d(images, torch.tensor([1, 1, 0])))
     assert told == (conditioning == "none")
     assert torch.equal(d(images, labels)[1:], d(images, torch.tensor([1, 2, 1]))[1:])  # only the first sample's label differs
+
+
+@each_discriminator
+@pytest.mark.parametrize("conditioning", ["none", "concat", "projection"])
+def test_every_parameter_is_used(build, conditioning):
+    d = build(4, 16, 3, classes=3, conditioning=conditioning, class_head=True)
+    features = d.features(torch.randn(3, 3, 16, 16), labels)
+    (d.logits(features, labels).sum() + d.class_logits(features).square().sum()).backward()
+    assert [name for name, parameter in d.named_parameters() if parameter.grad is None] == []
+    assert (d.embedding is None) == (conditioning != "concat") and (d.projection is None) == (conditioning != "projection")
 
 
 @each_discriminator

@@ -113,6 +113,9 @@ def test_stochastic_depth_acts_on_residual_stages_only():
     assert [m.survival for m in g.modules() if isinstance(m, StochasticDepth)] == [1.0, 1.0, 0.75, 0.5]
     z = torch.randn(8, 8)
     assert not torch.equal(g(z), g(z)) and torch.equal(g.eval()(z), g(z))
+    with_branch, first = g.stages[1], g.stages[0](z[:, :, None, None])
+    with_branch.depth = nn.Threshold(torch.inf, 0.0)  # a branch that never survives leaves the stage's input
+    assert torch.equal(with_branch(first), with_branch.shortcut(first, torch.zeros(8, 16, 8, 8)))
     for resolution, shortcut in ((64, "none"), (64, "gated"), (64, "egs"), (8, "identity")):
         with pytest.raises(ValueError, match="survival=0.5 needs residual stages"):
             DCGANGenerator(8, 4, resolution, 3, shortcut=shortcut, survival=0.5)

@@ -131,6 +131,10 @@ def test_stochastic_depth():
     assert survivals == pytest.approx([1.0, 0.8, 0.6, 0.4])
     images = torch.randn(16, 3, 32, 32)
     assert not torch.equal(d(images), d(images)) and torch.equal(d.eval()(images), d(images))
+    up, down, x = g.blocks[1], d.blocks[0], torch.randn(2, 4, 8, 8)
+    up.depth = down.depth = nn.Threshold(torch.inf, 0.0)  # a branch that never survives leaves the shortcut
+    assert torch.allclose(up(x), conv(up.project, twice(x)), rtol=1e-4, atol=1e-6)
+    assert torch.allclose(down(images), conv(down.project, halved(images)), rtol=1e-4, atol=1e-6)
     with pytest.raises(ValueError, match="survival=0.5 needs residual blocks: shortcut=identity, found shortcut=gated"):
         ResNetGenerator(8, 4, 32, 3, shortcut="gated", survival=0.5)
 
