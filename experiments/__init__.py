@@ -1,0 +1,1 @@
+"""Small experiments that show on a CPU what each idea does: sweeps of train.py, each with its table and its picture."""
