@@ -25,11 +25,12 @@ from training.checkpoint import load
 from training.cli import Arguments
 from training.config import build_config
 from training.draw import sample
+from training.draws import latents
 from training.evaluation import evaluator
 from training.forms import save_scatter
 from training.measure import measure
 from training.processes import Processes
-from training.sampling import load_gan
+from training.sampling import grid_samples, load_gan
 
 CPU = torch.device("cpu")
 
@@ -218,8 +219,6 @@ def test_samples_of_points_are_floats(here):
     points = np.load("set.npz")["arr_0"]
     assert points.shape == (70, 2) and points.dtype == np.float32 and len(np.unique(points)) > 70
     gan = load_gan("run", CPU).gan
-    from training.draws import latents
-
     assert np.allclose(points, gan.sample(latents(0, 0, 70, gan.z_dim)).flatten(1).numpy(), atol=1e-6)
     assert sample({"checkpoint": "run", "device": "cpu"}) == 0 and Image.open("sample.png").size == (512, 512)
     assert sorted(path.name for path in here.iterdir()) == ["run", "sample.png", "set.npz"]
@@ -284,12 +283,19 @@ def test_a_checkpoint_older_than_kinds_loads(here):
     assert measure({"checkpoint": str(path), "device": "cpu", "extractor": ["random"], "metrics": ["fid"]}) == 0
 
 
+def test_pictures_of_points_show_more_than_a_grid_would(here):
+    loaded = load_gan(str(save_toy(here / "run", options("ring"))), CPU)
+    assert len(grid_samples(loaded.gan, loaded.spec, 0, 2, 3, CPU)[0]) == 2000
+    images = load_gan(str(save_toy(here / "other", options("toy"))), CPU)
+    assert len(grid_samples(images.gan, images.spec, 0, 2, 3, CPU)[0]) == 6
+
+
 def test_scatter_shows_samples_over_real_points(tmp_path):
     spec = Spec("ring", 1, 2, 0, kind="points")
     one = save_scatter(tmp_path / "a" / "one.png", torch.zeros(1, 2, 1, 1), spec)
     picture = np.asarray(Image.open(one).convert("RGB")).astype(int)
     blue = (picture[..., 2] - picture[..., 0] > 60).nonzero()
-    assert abs(blue[0].mean() - 0.48 * 512) < 4 and abs(blue[1].mean() - 0.525 * 512) < 4 and np.ptp(blue[0]) < 6
+    assert abs(blue[0].mean() - 0.475 * 512) < 4 and abs(blue[1].mean() - 0.54 * 512) < 4 and np.ptp(blue[0]) < 6
     faint = ((picture == (203, 213, 224)).all(axis=-1)).sum()
     assert faint > 200  # eight small clouds
     mine = save_scatter(tmp_path / "mine.png", torch.full((3, 2), torch.nan), Spec("mine", 1, 2, 0, kind="points"))

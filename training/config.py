@@ -42,8 +42,10 @@ class EvalOptions:
 
     every_kimg  how often; 0: only at the end.
     samples     images it takes; 0: never.
-    metric      auto (the share of digits recognised, else the Frechet distance), none, or a metric of evaluate.py.
-    extractor   auto (digits, else a classifier trained on the labels, else random), or an extractor of evaluate.py.
+    metric      auto (modes covered where they are known, the share of digits recognised, else the Frechet distance), none, or a
+                metric of evaluate.py.
+    extractor   auto (points, stacked_digits or digits for these, else a classifier trained on the labels, else random), or an
+                extractor of evaluate.py.
     cache       folder for the classifier and for statistics of the training images.
     """
 

@@ -30,7 +30,7 @@ def save_scatter(path: str | Path, points: Tensor, spec: Spec) -> Path:
 
     path = Path(path)
     figure = Figure(figsize=(SIDE / 100, SIDE / 100), dpi=100, facecolor="white")
-    ax = figure.add_axes((0.07, 0.06, 0.91, 0.92), aspect="equal", xlim=(-LIMIT, LIMIT), ylim=(-LIMIT, LIMIT))
+    ax = figure.add_axes((0.1, 0.07, 0.88, 0.91), aspect="equal", xlim=(-LIMIT, LIMIT), ylim=(-LIMIT, LIMIT))
     if spec.name in GEOMETRIES:
         real = geometry(spec.name).draw(POINTS, torch.Generator().manual_seed(1))
         ax.scatter(*real.T.numpy(), s=9, color="#cbd5e0", linewidths=0)
