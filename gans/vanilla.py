@@ -10,6 +10,7 @@ Against the paper's: LeakyReLU in D in place of maxout and dropout, Adam in plac
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from nets.discriminator import CONDITIONINGS
 from nets.initialise import INITS, initialise
 from nets.mlp import MLPDiscriminator, MLPGenerator
 
-MOST_PARAMETERS = 100_000_000  # of one network: what 256 px RGB would take no GPU of a student holds with Adam's state
+MOST_PARAMETERS = 100_000_000  # of one network, more than any use of perceptrons here; 256 px RGB would exceed it
 
 
 @dataclass
@@ -74,11 +75,17 @@ class Vanilla(AdversarialGAN):
 
 def _check_size(options: VanillaOptions, spec: Any) -> None:
     """UserError, before they are allocated, for networks that are too large to be meant."""
-    pixels = spec.channels * spec.resolution**2
-    found = pixels * options.width + (options.depth - 1) * options.width**2
-    if found > MOST_PARAMETERS:
-        raise UserError(
-            f"gan=vanilla: {spec.resolution}x{spec.resolution} pixels of {spec.channels} channels take {found / 1e6:.0f} million "
-            f"parameters a network at gan.width={options.width}, allowed: {MOST_PARAMETERS / 1e6:.0f} million; set "
-            f"dataset.resolution=64, a gan.width of at most {int(MOST_PARAMETERS / pixels * 0.9)}, or gan=dcgan"
-        )
+    values, hidden = spec.channels * spec.resolution**2, options.depth - 1
+    found = values * options.width + hidden * options.width**2
+    if found <= MOST_PARAMETERS:
+        return
+    # the root of values w + hidden w^2 = MOST_PARAMETERS, in a form that holds for hidden = 0
+    widest = int(2 * MOST_PARAMETERS / (values + math.sqrt(values**2 + 4 * hidden * MOST_PARAMETERS)))
+    ways = [f"a gan.width of at most {widest}"]
+    if spec.kind == "images":
+        ways = [*(["dataset.resolution=64"] if spec.resolution > 64 else []), *ways, "gan=dcgan"]
+    size = f"{spec.resolution}x{spec.resolution} pixels of {spec.channels} channels" if spec.kind == "images" else "points"
+    raise UserError(
+        f"gan=vanilla: {size} take {found / 1e6:.0f} million parameters a network at gan.width={options.width} "
+        f"gan.depth={options.depth}, allowed: {MOST_PARAMETERS / 1e6:.0f} million; set {' or '.join(ways)}"
+    )
