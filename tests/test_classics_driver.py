@@ -99,8 +99,8 @@ SWITCHES = [
     *(("dcgan", {"discriminator": kind}, {"dropout": 0.5}, "discriminator") for kind in ("dcgan", "resnet")),
     ("dcgan", PATCH, {"dropout": 0.5}, "discriminator"),
     ("vanilla", {}, {"dropout": 0.5}, "discriminator"),
-    *((name, {}, {"init": kind}, part)
-      for name in ("dcgan", "vanilla") for kind in ("normal", "kaiming", "orthogonal") for part in ("generator", "discriminator")),
+    *((name, {}, {"init": kind}, part) for kind in ("normal", "kaiming", "orthogonal")
+      for name in ("dcgan", "vanilla") for part in ("generator", "discriminator")),
     *(("dcgan", {**PATCH, "resolution": 32}, {"patch_field": field}, "discriminator") for field in (1, 34)),
     ("dcgan", PATCH, {"patch_loss": "each"}, "loss"),
     ("dcgan", {}, {"width_g": 3}, "generator"), ("dcgan", {}, {"width_d": 3}, "discriminator"),
