@@ -144,7 +144,7 @@ def _job(experiment: Experiment, values: dict[str, Any]) -> int:
     records = {run: run.record() for run in runs}
     todo = [run for run in chosen if "values" not in records[run]]
     print(f"{experiment.name}: {len(chosen)} runs, {len(chosen) - len(todo)} of them finished; the others take about "
-          f"{_minutes(experiment, todo)} of one CPU thread", flush=True)  # fmt: skip
+          f"{forecast(experiment, todo)} minutes of one CPU thread", flush=True)  # fmt: skip
     status = 0
     for run in todo:
         status = _make(run, records[run], experiment.measure, options.device)
@@ -153,7 +153,7 @@ def _job(experiment: Experiment, values: dict[str, Any]) -> int:
             break
         todo = todo[1:]
         print(f"{run.folder.name}: {_brief(records[run]['values'])} ({records[run]['cpu_seconds']:.0f} s; "
-              f"{_minutes(experiment, todo)} to go)", flush=True)  # fmt: skip
+              f"{forecast(experiment, todo)} minutes to go)", flush=True)  # fmt: skip
     _gather(experiment, options, runs, records)
     return status or _report(experiment, options)
 
@@ -210,10 +210,10 @@ def plan(experiment: Experiment, options: Any) -> list[Run]:
     return sorted(runs, key=lambda run: int(run.options["seed"]))
 
 
-def _minutes(experiment: Experiment, runs: Sequence[Run]) -> str:
-    start_and_measure = 3.0
-    seconds = [start_and_measure + float(run.options["total_kimg"]) * experiment.seconds(run.options) for run in runs]
-    return f"{math.ceil(sum(seconds) / 60)} minutes"
+def forecast(experiment: Experiment, runs: Sequence[Run]) -> int:
+    """Minutes of one CPU thread that ``runs`` take, about: three seconds each for start and measures, and their images."""
+    seconds = [3 + float(run.options["total_kimg"]) * experiment.seconds(run.options) for run in runs]
+    return math.ceil(sum(seconds) / 60)
 
 
 def _brief(values: Mapping[str, Any]) -> str:
