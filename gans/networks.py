@@ -190,5 +190,5 @@ def label_count(name: str, spec: Any, wanted: bool = True) -> int:
     """Classes of ``spec`` if labels are ``wanted`` (0 otherwise); UserError where it has none."""
     if wanted and not spec.classes:
         raise UserError(f"gan={name}: needs labels, and dataset {spec.name} has none; give labelled data, or use an "
-                        "unconditional model such as gan=dcgan")
+                        "unconditional model such as gan=dcgan gan.conditioning=none")
     return spec.classes if wanted else 0
