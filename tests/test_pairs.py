@@ -104,7 +104,7 @@ def test_the_table_is_small_and_gives_reasons():
 def test_a_remark_is_printed_once(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("training.trainer.plot_losses", lambda lines, path: None)
-    tiny = ["gan.z_dim=4", "gan.width_g=2", "gan.width_d=2", "total_kimg=0.024", "batch_size=8", "eval.samples=0", "device=cpu"]
-    assert cli.main(train, ["gan=dcgan", "penalty=r1", *tiny, "log.every_kimg=0.008"]) == 0
+    tiny = ["gan.z_dim=4", "gan.width_g=2", "gan.width_d=2", "total_kimg=0.024", "batch_size=8", "eval.samples=0", "recipe=null"]
+    assert cli.main(train, ["gan=dcgan", "penalty=r1", *tiny, "device=cpu", "log.every_kimg=0.008"]) == 0
     out = "".join(capsys.readouterr())
     assert out.count("BatchNorm in the discriminator") == 1
