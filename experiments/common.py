@@ -299,7 +299,7 @@ def _gather(experiment: Experiment, options: Any, runs: Sequence[Run], records: 
         "torch": torch.__version__,
     }  # fmt: skip
     text = json.dumps(head, indent=1).removesuffix("\n}")
-    lines = ",\n".join("  " + json.dumps(entry, separators=(", ", ": ")) for entry in entries)
+    lines = ",\n".join("  " + json.dumps(entry, separators=(",", ": ")) for entry in entries)
     _write(results_path(experiment, options), f'{text},\n "runs": [\n{lines}\n ]\n}}\n')
 
 

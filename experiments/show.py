@@ -68,7 +68,7 @@ def dots(ax: Any, found: Mapping[str, Sequence[float]], color: str = "#2b6cb0") 
         ax.plot(values, [row] * len(values), "o", color=color, alpha=0.55, ms=6, mew=0)
         ax.plot([mean, mean], [row - 0.28, row + 0.28], color="#1a202c", lw=1.6)
         beside = {"xytext": (8, 0), "textcoords": "offset points", "va": "center", "fontsize": 8.5, "color": "#4a5568"}
-        ax.annotate(spread(values, ".3g"), (max(values), row), **beside)
+        ax.annotate(spread(values, ".1f"), (max(values), row), **beside)
     ax.set_yticks(range(len(names)), names)
     ax.set_ylim(len(names) - 0.5, -0.5)
     ax.margins(x=0.2)
