@@ -16,7 +16,7 @@ def assert_samples(gan, resolution, channels, classes):
 
 
 def test_the_seven_classics_are_there():
-    assert {*CLASSICS, "r3gan"} == set(GANS) and all(GANS[name].Options().name == name for name in GANS)
+    assert {*CLASSICS, "r3gan"} <= set(GANS) and all(GANS[name].Options().name == name for name in (*CLASSICS, "r3gan"))
 
 
 @pytest.mark.parametrize("resolution", [16, 32, 64, 128])

@@ -76,7 +76,7 @@ def help_text(arguments: Arguments) -> str:
     for title, schema in documented.items():
         meanings += [f"  {title}", *(f"    {line}".rstrip() for line in _documentation(schema))]
     choices = [
-        textwrap.fill(", ".join(names), 120, initial_indent=f"  {name:<8} ", subsequent_indent=" " * 11)
+        textwrap.fill(", ".join(names), 120, initial_indent=f"  {name:<8} ", subsequent_indent=" " * 11, break_on_hyphens=False)
         for name, names in groups().items()
     ]
     text = "".join(f"  {line}\n" for line in config_text(arguments).splitlines())
