@@ -42,8 +42,9 @@ def sweeps(options: Options) -> list[common.Sweep]:
         return found
     place = (f"dataset.path={Path(options.path).expanduser()}",)
     for model, kimg in CLOTHES_KIMG.items():
-        words = f"dataset=fashion_mnist dataset.resolution=16 gan={model} recipe={model}-digits total_kimg={kimg} seed=0"
-        found.append(common.Sweep(f"{words} eval.samples=0 sample.every_kimg=0 checkpoint.every_kimg=8", place))
+        words = f"dataset=fashion_mnist gan={model} recipe={model}-digits total_kimg={kimg} seed=0"
+        own = {"vanilla": "", "r3gan": "precision=bf16 "}.get(model, "gan.width_g=32 gan.width_d=32 ")
+        found.append(common.Sweep(f"{words} {own}eval.samples=0 sample.every_kimg=0 checkpoint.every_kimg=8", place))
     return found
 
 
