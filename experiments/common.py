@@ -154,7 +154,7 @@ def _job(experiment: Experiment, values: dict[str, Any]) -> int:
         todo = todo[1:]
         print(f"{run.folder.name}: {_brief(records[run]['values'])} ({records[run]['cpu_seconds']:.0f} s; "
               f"{forecast(experiment, todo)} minutes to go)", flush=True)  # fmt: skip
-    _gather(experiment, options, runs, records)
+    _gather(experiment, options, runs)
     return status or _report(experiment, options)
 
 
@@ -276,8 +276,9 @@ def curve(run: Run, name: str) -> list[list[float]]:
 # results -----------------------------------------------------------------------------------------------------------------
 
 
-def _gather(experiment: Experiment, options: Any, runs: Sequence[Run], records: Mapping[Run, dict[str, Any]]) -> None:
-    """All that is finished, one run a line."""
+def _gather(experiment: Experiment, options: Any, runs: Sequence[Run]) -> None:
+    """All that is finished, also by another process with other parts to make; one run a line."""
+    records = {run: run.record() for run in runs}
     done = [run for run in runs if "values" in records[run]]
     entries = []
     for run in done:

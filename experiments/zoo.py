@@ -83,7 +83,8 @@ def draw(runs: list[dict[str, Any]], options: Options, folder: Path) -> list[Pat
         figure = Figure(figsize=(7.0, 3.9), dpi=110, facecolor="white", layout="constrained")
         ax = figure.subplots()
         show.dots(ax, {model: show.numbers(seeds, "frechet") for (model,), seeds in found.items()})
-        title = f"Frechet distance (digits) after {KIMG} kimg, lower is better"
+        kimg = next(iter(found.values()))[0]["kimg"]
+        title = f"Frechet distance (digits) after {kimg:g} kimg, lower is better"
         show.plain_axes(ax, title, "a dot a seed, a bar at their mean")
         files.append(show.save_figure(figure, folder / "zoo.png"))
     clothes = [run for run in common.plan(EXPERIMENT, options) if run.options["dataset"] != "digits"]
