@@ -55,7 +55,7 @@ LINES = [
     ("optim=adm", "optim=adm: unknown optim, did you mean 'adam'?"),
     ("augment=adda", "augment=adda: unknown augment, did you mean 'ada'?"),
     ("augment=ada augment.adaptiv=true", "augment.adaptiv: unknown option, did you mean 'adaptive'?"),
-    ("recipe=mine", "recipe=mine: unknown recipe, allowed: null, acgan-digits, "),
+    ("recipe=mine", "recipe=mine: unknown recipe, allowed: acgan-digits, cgan-digits, "),
     ("gan=", "gan=: unknown gan, allowed: acgan, cgan, dcgan, lsgan, r3gan, vanilla, wgan, wgan_gp"),
     ("loss=null", "loss=null: unknown loss"),
     ("gan=r3gan,r3gan", "gan=r3gan,r3gan: unknown gan"),
