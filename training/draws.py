@@ -25,8 +25,16 @@ def generator(*parts: object) -> torch.Generator:
 
 
 def reseed_layers(*parts: object) -> None:
-    """Seed torch's default generators (CPU and devices), from which dropout and layer noise draw."""
-    torch.manual_seed(key("layers", *parts))
+    """Seed torch's default generators (CPU and devices), from which dropout and layer noise draw.
+
+    As ``torch.manual_seed``, which also notes a stack trace for every kind of device that is not in use: a millisecond.
+    """
+    seed = key("layers", *parts)
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(seed)
 
 
 class Draws:
