@@ -186,7 +186,8 @@ def test_known_sets_are_checked_with_their_own_settings(tmp_path, capsys):
     path = make_zip(tmp_path / "a.zip", {f"{k}.png": pixels(k, 28, 28, 1) for k in range(3)})
     status, lines = doctor(capsys, path, "dataset=mnist", "batch_size=3")
     assert status == 0 and "ok   sizes 28x28, used at 32x32" in lines
-    assert doctor(capsys, "x", "dataset=digits")[1][0] == "ok   dataset=digits comes with a library or is made here: nothing to check"
+    found = doctor(capsys, "x", "dataset=digits")[1][0]
+    assert found == "ok   dataset=digits comes with a library or is made here: nothing to check"
 
 
 @pytest.mark.parametrize(
