@@ -211,8 +211,8 @@ def plan(experiment: Experiment, options: Any) -> list[Run]:
 
 
 def forecast(experiment: Experiment, runs: Sequence[Run]) -> int:
-    """Minutes of one CPU thread that ``runs`` take, about: three seconds each for start and measures, and their images."""
-    seconds = [3 + float(run.options["total_kimg"]) * experiment.seconds(run.options) for run in runs]
+    """Minutes of one CPU thread that ``runs`` take, about: a second each to begin and to measure, and their images."""
+    seconds = [1 + float(run.options["total_kimg"]) * experiment.seconds(run.options) for run in runs]
     return math.ceil(sum(seconds) / 60)
 
 
