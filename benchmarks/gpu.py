@@ -23,10 +23,12 @@ from benchmarks.step import CUDA_WAYS, NARROW, WAYS, Options, Way, build_engine,
 from errors import UserError
 from training import cli
 from training.config import typed
+from training.engine import Engine
 from training.log import JsonLines
 
 TOLERANCES = {"fp32": 1e-3, "tf32": 3e-2, "bf16": 1.5e-1, "fp16": 5e-2}
-"""Largest relative error (2-norm over a parameter set) of gradients against the CPU in fp32."""
+"""Largest relative error (2-norm over a parameter set) of gradients against the CPU in fp32. On the CPU, bf16 is up to 0.11
+off (G of the patch model), fp16 up to 0.035."""
 
 
 @dataclass
@@ -46,17 +48,23 @@ def gradients(device: str, precision: str, model: str = "r3gan") -> dict[str, to
     for parameters in engine.sets.values():  # a fresh network's last layers are zero and would hide the others' gradients
         for parameter in parameters:
             parameter.data += 0.05 * torch.randn(parameter.shape, generator=rng).to(parameter.device)
+    scale = min(scaler.get_scale() for scaler in engine.scalers.values())
+    while True:
+        found = _gradients_at(engine, scale)
+        if scale <= 1 or all(gradient.isfinite().all() for gradient in found.values()):
+            return found
+        scale /= 16  # under fp16 the first scale is meant to overflow; all phases again, since they share tensors
+
+
+def _gradients_at(engine: Engine, scale: float) -> dict[str, torch.Tensor]:
     found = {}
     for phase in engine.phases:
-        scaler, finite = engine.scalers[phase.trains], False
-        while not finite:  # under fp16 the first scale is meant to overflow
-            engine.gradients(phase)
-            scale = scaler.get_scale()
-            flat = torch.cat([p.grad.float().reshape(-1) for p in engine.sets[phase.trains] if p.grad is not None]).cpu() / scale
-            finite = bool(flat.isfinite().all()) or scale <= 1
-            if not finite:
-                scaler.update(scale / 16)
-        found[phase.name] = flat
+        scaler = engine.scalers[phase.trains]
+        if scaler.is_enabled():
+            scaler.update(scale)
+        engine.gradients(phase)
+        grads = [p.grad.float().reshape(-1) for p in engine.sets[phase.trains] if p.grad is not None]
+        found[phase.name] = torch.cat(grads).cpu() / scaler.get_scale()
     return found
 
 

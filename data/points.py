@@ -5,7 +5,7 @@
 ``swiss_roll``  the spiral (t cos t, t sin t), t from 1.5 pi to 4.5 pi, with Gaussian noise of sigma 0.25 across it (the curve of
                 arXiv:1704.00028). Here it is filled evenly along its length, and twenty arcs of equal length are its modes.
 
-Each is then scaled as a whole so that all points lie within [-0.9, 0.9], where a tanh can reach them. Every mode is equally
+Each is then scaled as a whole so that its points lie within [-0.9, 0.9]. Every mode is equally
 likely. A point is stored as an "image" of one pixel with two channels, so that the driver has one path for all data.
 """
 

@@ -116,7 +116,7 @@ EXPERIMENT = common.Experiment(
     protocol={
         "networks": "two perceptrons of three hidden layers of 128, latents of two numbers (recipe vanilla-<set>)",
         "training": "batch 256, 400 kimg = 1,563 steps of either network, Adam, lr falling linearly to 0",
-        "gamma": GAMMA, "samples": SAMPLES, "weights": "EMA",
+        "gamma": GAMMA, "gp_lambda": 0.1, "samples": SAMPLES, "weights": "EMA",
         "modes_covered": "modes with at least one sample within 3 sigma",
         "high_quality": "share of samples within 3 sigma of any mode",
         "kl": "of those samples' modes to the uniform distribution, nats",

@@ -4,8 +4,8 @@
     python -m experiments.zoo path=fashion-mnist.zip            and one longer run of each on Fashion-MNIST at that place
     python -m experiments.zoo report=true                       table and pictures from what is kept
 
-Each model by its recipe <gan>-digits: batch 32, networks of the same order of parameters, the paper's optimizer. Images are those
-that a run has seen, one batch a step: models with several steps of the discriminator (wgan, wgan_gp) show it more.
+Each model by its recipe <gan>-digits: batch 32, networks of the same order of parameters, the optimizer of gan=<gan>. Images
+are those that a run has seen, one batch a step: models with several steps of the discriminator (wgan, wgan_gp) show it more.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def sweeps(options: Options) -> list[common.Sweep]:
     place = (f"dataset.path={Path(options.path).expanduser()}",)
     for model, kimg in CLOTHES_KIMG.items():
         words = f"dataset=fashion_mnist gan={model} recipe={model}-digits total_kimg={kimg} seed=0"
-        own = {"vanilla": "", "r3gan": "precision=bf16 gan.width=32 gan.cardinality=4 "}.get(model, "gan.width_g=32 gan.width_d=32 ")
+        widths = {"vanilla": "", "r3gan": "precision=bf16 gan.width=32 gan.cardinality=4 "}
+        own = widths.get(model, "gan.width_g=32 gan.width_d=32 ")
         found.append(common.Sweep(f"{words} {own}eval.samples=0 sample.every_kimg=0 checkpoint.every_kimg=8", place))
     return found
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gans.adversarial import AdversarialGAN
 from gans.base import Batch
-from gans.networks import NetworkOptions, label_count, networks
+from gans.networks import NetworkOptions, images_only, label_count, networks
 from gans.options import at_least
 from losses import AdversarialLoss, Penalty, auxiliary_cross_entropy
 
@@ -34,6 +34,10 @@ class ACGANOptions(NetworkOptions):
         for name in ("class_weight_d", "class_weight_g"):
             at_least(f"gan.{name}", getattr(self, name), 0)
 
+    @property
+    def other_generator_terms(self) -> bool:
+        return self.class_weight_g > 0
+
 
 class ACGAN(AdversarialGAN):
     """DCGAN's networks with a class head in D. D's phase also reports ``class_accuracy``, on reals."""
@@ -42,9 +46,10 @@ class ACGAN(AdversarialGAN):
     shares_fake = True
 
     def __init__(self, options: ACGANOptions, spec: Any, loss: AdversarialLoss, penalty: Penalty):
+        images_only(options.name, spec)
         classes = label_count(options.name, spec)
         generator, discriminator = networks(options, spec, classes, class_head=True)
-        super().__init__(generator, discriminator, loss, penalty, options, options.z_dim, True, options.patch_loss or "averaged")
+        super().__init__(generator, discriminator, loss, penalty, options, options.z_dim, conditional=True)
 
     def more_discriminator_terms(self, batch: Batch, real_features: Tensor, fake_features: Tensor) -> dict[str, Tensor]:
         real, fake = self.discriminator.class_logits(real_features), self.discriminator.class_logits(fake_features)

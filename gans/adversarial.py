@@ -28,7 +28,7 @@ class AdversarialOptions:
     instance_noise         standard deviation of Gaussian noise on all that D sees (arXiv:1610.04490); schedule.instance_noise.
     weight_clip            D's parameters are kept within +- this (arXiv:1701.07875); None: free.
     feature_matching       weight in G's loss of the distance between the mean features of D (arXiv:1606.03498).
-    feature_distance       squared or l1.
+    feature_distance       squared or l1 (None: squared).
     adversarial_weight     weight in G's loss of the adversarial term; 0 leaves feature matching alone, as in that paper.
     """
 
@@ -37,7 +37,7 @@ class AdversarialOptions:
     instance_noise: float = 0.0
     weight_clip: float | None = None
     feature_matching: float = 0.0
-    feature_distance: str = "squared"
+    feature_distance: str | None = None
     adversarial_weight: float = 1.0
 
     def check(self) -> None:
@@ -45,13 +45,21 @@ class AdversarialOptions:
         at_least("gan.discriminator_steps", self.discriminator_steps, 1)
         for name in ("instance_noise", "feature_matching", "adversarial_weight"):
             at_least(f"gan.{name}", getattr(self, name), 0)
-        one_of("gan.feature_distance", self.feature_distance, FEATURE_DISTANCES)
+        if self.feature_distance is not None:
+            one_of("gan.feature_distance", self.feature_distance, FEATURE_DISTANCES)
+            if not self.feature_matching:
+                raise UserError(f"gan.feature_distance={self.feature_distance}: acts on nothing; set gan.feature_matching too")
         if not self.generator_batch_scale > 0:
             raise UserError(f"gan.generator_batch_scale={self.generator_batch_scale}: must be above 0")
         if self.weight_clip is not None and not self.weight_clip > 0:
             raise UserError(f"gan.weight_clip={self.weight_clip}: must be above 0, or null for no clipping")
-        if not self.adversarial_weight and not self.feature_matching:
+        if not self.adversarial_weight and not self.feature_matching and not self.other_generator_terms:
             raise UserError("gan.adversarial_weight=0: leaves G without a loss; set gan.feature_matching above 0")
+
+    @property
+    def other_generator_terms(self) -> bool:
+        """Whether a model's G has terms besides the adversarial one and feature matching."""
+        return False
 
 
 class AdversarialGAN(GAN):
@@ -62,7 +70,8 @@ class AdversarialGAN(GAN):
     Fakes take the labels of their phase's reals. D sees real and fake in separate forwards, augmented and, if asked for, noisy,
     in both phases alike: G is to be judged by the question that D was trained on. The penalty is taken with respect to the
     images before augmentation and noise, in the same backward. A penalty with interval k > 1 becomes a phase of its own on D,
-    every k steps and times k. A discriminator of patches answers with a map of logits (n, h, w), which is averaged before the
+    every k steps, as often as D is updated in a step, and times k. A discriminator of patches answers with a map of logits
+    (n, h, w), which is averaged before the
     loss, or judged patch by patch and then averaged (``patch_loss="each"``); penalties differentiate the average.
 
     Besides its terms, the discriminator phase reports the mean logits, ``sign_real`` (share of D(real) above the loss's boundary,
@@ -83,12 +92,12 @@ class AdversarialGAN(GAN):
         options: AdversarialOptions,
         z_dim: int,
         conditional: bool = False,
-        patch_loss: str = "averaged",
     ):
         super().__init__()
         self.generator, self.discriminator = generator, discriminator
         self.loss, self.penalty, self.options = loss, penalty, options
-        self.z_dim, self.conditional, self.patch_loss = z_dim, conditional, patch_loss
+        self.z_dim, self.conditional = z_dim, conditional
+        self.patch_loss = getattr(options, "patch_loss", None) or "averaged"
         # a relativistic D has no zero point: what it recognises is the order within pairs
         self.recognises_reals = f"discriminator/{'real_above_fake' if loss.relativistic else 'sign_real'}"
         self.warnings = check_pairs(self)
@@ -113,7 +122,8 @@ class AdversarialGAN(GAN):
         ]  # fmt: skip
         if self.penalty.interval > 1:
             k = self.penalty.interval
-            phases.append(Phase("penalty", trains="discriminator", loss=self.lazy_penalty, interval=k, lazy=True))
+            often = dict(interval=k, repeats=self.discriminator_repeats(), lazy=True)
+            phases.append(Phase("penalty", trains="discriminator", loss=self.lazy_penalty, **often))
         return phases
 
     @property
@@ -173,7 +183,7 @@ class AdversarialGAN(GAN):
         batch.report("real_above_fake", (real_logits > fake_logits).float())
         field = getattr(self.discriminator, "receptive_field", None)
         if field is not None:
-            batch.report("receptive_field", torch.tensor(float(field), device=real.device))
+            batch.report("receptive_field", real_logits.new_full((), float(field)))
         if penalised:
             terms |= self.penalty_terms(batch, real, fake, real_logits, fake_logits)
         return terms
@@ -191,7 +201,7 @@ class AdversarialGAN(GAN):
             real_logits = real_logits if self.loss.needs_real else None
             terms["adversarial"] = options.adversarial_weight * _judged(self.loss.generator, real_logits, fake_logits)
         if options.feature_matching:
-            distance = feature_matching(real_features, fake_features, options.feature_distance)
+            distance = feature_matching(real_features, fake_features, options.feature_distance or "squared")
             terms["feature_matching"] = options.feature_matching * distance
         return terms | self.more_generator_terms(batch, fake_features)
 
@@ -204,7 +214,11 @@ class AdversarialGAN(GAN):
         return {}
 
     def lazy_penalty(self, batch: Batch) -> dict[str, Tensor]:
-        terms = self.penalty_terms(batch, *self.real_and_fake(batch, with_grad=True))
+        if "fake" in self.penalty.looks_at:
+            real, fake = self.real_and_fake(batch, with_grad=True)
+        else:
+            real, fake = batch.images.detach().requires_grad_("real" in self.penalty.differentiates), None
+        terms = self.penalty_terms(batch, real, fake)
         return {name: self.penalty.interval * term for name, term in terms.items()}
 
     def real_and_fake(self, batch: Batch, with_grad: bool, share: bool = False) -> tuple[Tensor, Tensor]:
@@ -224,7 +238,12 @@ class AdversarialGAN(GAN):
         return images["real"], images["fake"]
 
     def penalty_terms(
-        self, batch: Batch, real: Tensor, fake: Tensor, real_logits: Tensor | None = None, fake_logits: Tensor | None = None
+        self,
+        batch: Batch,
+        real: Tensor,
+        fake: Tensor | None,
+        real_logits: Tensor | None = None,
+        fake_logits: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """The weighted penalties (n,) by name at the current weight; reports the unweighted ones."""
         at = PenaltyPoint(

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from nets.layers import StochasticDepth, advance_spectral_norm
+
 
 @dataclass(frozen=True)
 class Clock:
@@ -157,6 +159,11 @@ class GAN(nn.Module):
         if dtype is not None:
             raise NotImplementedError(f"{type(self).__name__} does not say how it runs in {dtype}")
 
+    def before_phase(self, phase: Phase) -> None:
+        """Called by the driver before each run of ``phase``, in every process alike: state that follows the weights moves here,
+        once however the batch is split. The singular vectors of spectral norm do; a model may add its own."""
+        advance_spectral_norm(self)
+
     def observe(self, stats: Mapping[str, Tensor]) -> None:
         """Update state (registered buffers) once a step from what ``observes`` names, reduced over the global batch."""
 
@@ -165,11 +172,19 @@ class GAN(nn.Module):
         return self.generator(z, labels) if self.conditional else self.generator(z)
 
     def batch_coupled(self) -> list[str]:
-        """Names of layers and losses in which a sample's result depends on the rest of its micro-batch."""
-        return [
-            name for name, module in self.named_modules()
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) or getattr(module, "batch_coupled", False) is True
-        ]  # fmt: skip
+        """Names of layers and losses in which a sample's result depends on the rest of its micro-batch, or on its place in it
+        (layers that draw random numbers)."""
+
+        def coupled(module: nn.Module) -> bool:
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                return True
+            if isinstance(module, nn.modules.dropout._DropoutNd):
+                return module.p > 0
+            if isinstance(module, StochasticDepth):
+                return module.survival < 1
+            return getattr(module, "batch_coupled", False) is True
+
+        return [name for name, module in self.named_modules() if coupled(module)]
 
     def remarks(self) -> list[str]:
         """What a user should know of this model once, before the first step, a line each."""
@@ -182,36 +197,29 @@ class GAN(nn.Module):
         return view
 
     def reuse(self, batch: Batch, name: str, forward: Callable[[], Tensor]) -> Tensor:
-        """``batch.shared[name]`` if it still has its graph, else ``forward()`` again (same draws), statistics held.
+        """``batch.shared[name]`` if it still has its graph, else ``forward()`` again (same draws), BatchNorm statistics held.
 
         ``forward`` must begin with ``batch.reseed_layers`` if its layers draw random numbers.
         """
         tensor: Any = batch.shared.get(name)
         if tensor is not None and tensor.requires_grad:
             return tensor
-        with held_statistics(self):
+        with held_batchnorm_statistics(self):
             return forward()
 
 
-class held_statistics:
-    """Context for a forward that is a repetition: BatchNorm normalises as before but does not move its running statistics, and
-    spectral norm keeps the singular vectors that it has."""
+class held_batchnorm_statistics:
+    """Context: BatchNorm normalises as before but does not move its running statistics (a forward that is a repetition)."""
 
     def __init__(self, module: nn.Module):
-        modules = list(module.modules())
-        self.norms = [m for m in modules if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
-        self.spectral = [m for m in modules if isinstance(m, nn.utils.parametrizations._SpectralNorm) and m.training]
+        self.norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
 
     def __enter__(self) -> None:
         self.saved = [(m.running_mean, m.running_var, m.num_batches_tracked) for m in self.norms]
         for m in self.norms:  # the forward below moves copies, which are dropped on exit
             m.running_mean, m.running_var = m.running_mean.clone(), m.running_var.clone()
             m.num_batches_tracked = m.num_batches_tracked.clone()
-        for m in self.spectral:
-            m.training = False
 
     def __exit__(self, *_: object) -> None:
         for m, (mean, var, count) in zip(self.norms, self.saved):
             m.running_mean, m.running_var, m.num_batches_tracked = mean, var, count
-        for m in self.spectral:
-            m.training = True

@@ -14,10 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from errors import UserError
 from gans.dcgan import DCGAN, DCGANOptions
 from gans.options import one_of
 from losses import AdversarialLoss, Penalty
-from nets.discriminator import CONDITIONINGS
 
 
 @dataclass
@@ -34,5 +34,7 @@ class CGAN(DCGAN):
     Options = CGANOptions
 
     def __init__(self, options: CGANOptions, spec: Any, loss: AdversarialLoss, penalty: Penalty):
-        one_of("gan.conditioning", options.conditioning, [c for c in CONDITIONINGS if c != "none"])
+        if options.conditioning == "none":
+            raise UserError("gan.conditioning=none: gan=cgan is told the labels; allowed: concat, projection; or use gan=dcgan")
+        one_of("gan.conditioning", options.conditioning, ("concat", "projection"))
         super().__init__(options, spec, loss, penalty)

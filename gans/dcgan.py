@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gans.adversarial import AdversarialGAN
-from gans.networks import NetworkOptions, label_count, networks
+from gans.networks import NetworkOptions, images_only, label_count, networks
 from gans.options import one_of
 from losses import AdversarialLoss, Penalty
 from nets.discriminator import CONDITIONINGS
@@ -38,9 +38,8 @@ class DCGAN(AdversarialGAN):
     shares_fake = True
 
     def __init__(self, options: DCGANOptions, spec: Any, loss: AdversarialLoss, penalty: Penalty):
+        images_only(options.name, spec)
         one_of("gan.conditioning", options.conditioning, CONDITIONINGS)
-        classes = label_count(options.name, spec, wanted=options.conditioning != "none")
+        classes = label_count(options.name, spec, options.conditioning)
         generator, discriminator = networks(options, spec, classes, options.conditioning)
-        super().__init__(
-            generator, discriminator, loss, penalty, options, options.z_dim, bool(classes), options.patch_loss or "averaged"
-        )  # fmt: skip
+        super().__init__(generator, discriminator, loss, penalty, options, options.z_dim, bool(classes))

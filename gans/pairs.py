@@ -15,6 +15,7 @@ from losses.adversarial import Wasserstein
 if TYPE_CHECKING:
     from gans.adversarial import AdversarialGAN
 
+_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, nn.GroupNorm)
 NAMES = {penalty: name for name, penalty in PENALTIES.items()}
 
 
@@ -37,6 +38,11 @@ def _clipped(gan: AdversarialGAN) -> bool:
 
 def _spectral(gan: AdversarialGAN) -> bool:
     return getattr(gan.options, "spectral_norm_d", False)
+
+
+def _bounded(gan: AdversarialGAN) -> bool:
+    """Spectral norm bounds a critic if no layer divides by a spread of its input afterwards."""
+    return _spectral(gan) and not any(isinstance(m, _NORMS) for m in gan.discriminator.modules())
 
 
 def _batch_normed(gan: AdversarialGAN) -> bool:
@@ -63,9 +69,9 @@ PAIRS = (
         refused=False,
     ),
     Pair(
-        lambda gan: isinstance(gan.loss, Wasserstein) and not (_clipped(gan) or _penalised(gan) or _spectral(gan)),
+        lambda gan: isinstance(gan.loss, Wasserstein) and not (_clipped(gan) or _penalised(gan) or _bounded(gan)),
         "warning: loss=wasserstein and nothing that bounds the critic's slope: its loss has no minimum; set penalty=wgan_gp, "
-        "gan.weight_clip or gan.spectral_norm_d",
+        "gan.weight_clip, or gan.spectral_norm_d=true with gan.norm_d=none",
         refused=False,
     ),
 )

@@ -20,7 +20,7 @@ import torch
 
 from errors import UserError
 from gans.adversarial import AdversarialGAN, AdversarialOptions
-from gans.networks import images_only
+from gans.networks import check_patch, images_only, patch_discriminator
 from losses import AdversarialLoss, Penalty
 from nets.r3gan import Discriminator, Generator
 
@@ -32,6 +32,9 @@ class R3GANOptions(AdversarialOptions):
     blocks, expansion       residual blocks in a stage; channels inside a block, in widths.
     z_dim, embedding_dim    size of the latent, and of the generator's class embedding (the discriminator's has ``width``).
     conditional             None: if the data has classes.
+    discriminator           r3gan, or patch: PatchGAN's (arXiv:1611.07004), without a norm, told the class by projection.
+    patch_field, patch_loss, patch_width  of discriminator=patch: pixels that a logit sees (None: 70), logits averaged before the
+                            loss or each judged (None: averaged), channels of its first layer (None: 64).
     low_precision_stages_g/d  stages of highest resolution that compute in the run's low precision.
     """
 
@@ -43,6 +46,10 @@ class R3GANOptions(AdversarialOptions):
     z_dim: int = 64
     embedding_dim: int = 64
     conditional: bool | None = None
+    discriminator: str = "r3gan"
+    patch_field: int | None = None
+    patch_loss: str | None = None
+    patch_width: int | None = None
     full_width_stages: int = 4
     low_precision_stages_g: int = 3
     low_precision_stages_d: int = 3
@@ -62,9 +69,17 @@ class R3GAN(AdversarialGAN):
         widths, cardinalities = stage_widths(options, spec)
         classes = spec.classes if conditional else 0
         shape = dict(blocks=options.blocks, expansion=options.expansion, classes=classes, channels=spec.channels)
+        check_patch(options, ("r3gan", "patch"), ("patch_field", "patch_loss", "patch_width"))
+        if options.discriminator == "patch":
+            discriminator = patch_discriminator(
+                options.patch_field or 70, options.patch_width or 64, spec, norm="none", classes=classes,
+                conditioning="projection" if classes else "none",
+            )  # fmt: skip
+        else:
+            discriminator = Discriminator(widths[::-1], cardinalities[::-1], embedding_dim=options.width, **shape)
         super().__init__(
             Generator(options.z_dim, widths, cardinalities, embedding_dim=options.embedding_dim, **shape),
-            Discriminator(widths[::-1], cardinalities[::-1], embedding_dim=options.width, **shape),
+            discriminator,
             loss,
             penalty,
             options,
@@ -74,7 +89,8 @@ class R3GAN(AdversarialGAN):
 
     def set_precision(self, dtype: torch.dtype | None) -> None:
         self.generator.set_precision(dtype, stages=self.options.low_precision_stages_g)
-        self.discriminator.set_precision(dtype, stages=self.options.low_precision_stages_d)
+        stages = {} if self.options.discriminator == "patch" else {"stages": self.options.low_precision_stages_d}
+        self.discriminator.set_precision(dtype, **stages)
 
 
 def stage_widths(options: R3GANOptions, spec: Any) -> tuple[list[int], list[int]]:

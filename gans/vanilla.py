@@ -23,6 +23,7 @@ from nets.discriminator import CONDITIONINGS
 from nets.initialise import INITS, initialise
 from nets.mlp import MLPDiscriminator, MLPGenerator
 
+MOST_LAYERS = 100
 MOST_PARAMETERS = 100_000_000  # of one network, more than any use of perceptrons here; 256 px RGB would exceed it
 
 
@@ -30,7 +31,7 @@ MOST_PARAMETERS = 100_000_000  # of one network, more than any use of perceptron
 class VanillaOptions(AdversarialOptions):
     """z_dim, width, depth  size of the latent, of the hidden layers, and their number in either network.
     conditioning          none, concat (class vector beside z and pixels) or projection.
-    embedding_dim         size of a class's vector.
+    embedding_dim         size of a class's vector, where labels are an input.
     dropout               of D's hidden features.
     init                  paper (the network's own), normal, kaiming or orthogonal.
     """
@@ -48,6 +49,8 @@ class VanillaOptions(AdversarialOptions):
         super().check()
         for name in ("z_dim", "width", "depth", "embedding_dim"):
             at_least(f"gan.{name}", getattr(self, name), 1)
+        if self.depth > MOST_LAYERS:
+            raise UserError(f"gan.depth={self.depth}: at most {MOST_LAYERS}")
         one_of("gan.conditioning", self.conditioning, CONDITIONINGS)
         one_of("gan.init", self.init, INITS)
         share("gan.dropout", self.dropout)
@@ -62,7 +65,7 @@ class Vanilla(AdversarialGAN):
     def __init__(self, options: VanillaOptions, spec: Any, loss: AdversarialLoss, penalty: Penalty):
         options.check()
         _check_size(options, spec)
-        classes = label_count(options.name, spec, wanted=options.conditioning != "none")
+        classes = label_count(options.name, spec, options.conditioning)
         shape = (options.width, spec.resolution, spec.channels)
         labels = dict(depth=options.depth, classes=classes, embedding_dim=options.embedding_dim)
         generator = MLPGenerator(options.z_dim, *shape, **labels, bounded=spec.kind == "images")
@@ -83,8 +86,10 @@ def _check_size(options: VanillaOptions, spec: Any) -> None:
     widest = int(2 * MOST_PARAMETERS / (values + math.sqrt(values**2 + 4 * hidden * MOST_PARAMETERS)))
     ways = [f"a gan.width of at most {widest}"]
     if spec.kind == "images":
-        ways = [*(["dataset.resolution=64"] if spec.resolution > 64 else []), *ways, "gan=dcgan"]
-    size = f"{spec.resolution}x{spec.resolution} pixels of {spec.channels} channels" if spec.kind == "images" else "points"
+        fits = spec.channels * 64**2 * options.width + hidden * options.width**2 <= MOST_PARAMETERS
+        ways = [*(["dataset.resolution=64"] if spec.resolution > 64 and fits else []), *ways, "gan=dcgan"]
+    channels = "1 channel" if spec.channels == 1 else f"{spec.channels} channels"
+    size = f"{spec.resolution}x{spec.resolution} pixels of {channels}" if spec.kind == "images" else "points"
     raise UserError(
         f"gan=vanilla: {size} take {found / 1e6:.0f} million parameters a network at gan.width={options.width} "
         f"gan.depth={options.depth}, allowed: {MOST_PARAMETERS / 1e6:.0f} million; set {' or '.join(ways)}"

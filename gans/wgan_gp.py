@@ -7,7 +7,7 @@ Objective, x_hat = e x + (1 - e) G(z), e ~ U[0, 1) for each pair:
 Against WGAN: a penalty on the critic's slope in place of clipped weights, so no BatchNorm in the critic (it couples the images
 whose gradients are punished; LayerNorm here), 5 critic updates throughout, Adam with lr 1e-4 and betas (0, 0.9). The networks
 are DCGAN's; gan.generator=resnet gan.discriminator=resnet are the paper's for 32 px, and ``recipe=wgan_gp-cifar10`` is its recipe
-for them: lr 2e-4 falling linearly to 0, G's batch doubled.
+for them: width 128, no norm in the critic, lr 2e-4 falling linearly to 0, G's batch doubled.
 """
 
 from __future__ import annotations

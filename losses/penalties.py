@@ -47,7 +47,7 @@ class PenaltyPoint:
 
     discriminator  (images (n, c, h, w) before augmentation, "real" | "fake" | "mix" for what they are) -> logits (n,);
                    "mix" are images that a penalty made itself.
-    real, fake     images; those named by ``Penalty.differentiates`` require grad.
+    real, fake     images; those named by ``Penalty.differentiates`` require grad; fakes may be None if it does not look at them.
     real_logits, fake_logits  the discriminator's, or None where not computed yet.
     draw           per-sample random numbers (n, *shape), as a phase's ``batch.draw``.
     grad_scale     see :func:`image_gradient`.
@@ -55,7 +55,7 @@ class PenaltyPoint:
 
     discriminator: Callable[[Tensor, str], Tensor]
     real: Tensor
-    fake: Tensor
+    fake: Tensor | None
     real_logits: Tensor | None = None
     fake_logits: Tensor | None = None
     draw: Callable[..., Tensor] | None = None
@@ -77,10 +77,12 @@ class Penalty:
     weight_name     the field that is its weight, and the name under which it may be scheduled.
     factor          loss = factor * weight * value.
     differentiates  which of "real", "fake" must require grad before the discriminator sees them.
+    looks_at        which of them it needs at all.
     batch_coupled   a sample's value depends on the rest of its micro-batch.
     """
 
     weight_name: ClassVar[str | None] = None
+    looks_at: ClassVar[tuple[str, ...]] = ("real", "fake")
     factor: ClassVar[float] = 1.0
     differentiates: ClassVar[tuple[str, ...]] = ()
     batch_coupled: ClassVar[bool] = False
@@ -117,6 +119,7 @@ class R1(Penalty):
     weight_name: ClassVar[str] = "gamma"
     factor: ClassVar[float] = 0.5
     differentiates: ClassVar[tuple[str, ...]] = ("real",)
+    looks_at: ClassVar[tuple[str, ...]] = ("real",)
 
     def values(self, at: PenaltyPoint) -> dict[str, Tensor]:
         return {{"real": "r1", "fake": "r2"}[side]: at.squared_norm(side) for side in self.differentiates}
@@ -127,6 +130,7 @@ class R2(R1):
     """gamma/2 * ||grad D(fake)||^2 (arXiv:1801.04406)."""
 
     differentiates: ClassVar[tuple[str, ...]] = ("fake",)
+    looks_at: ClassVar[tuple[str, ...]] = ("fake",)
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,7 @@ class R1R2(R1):
     """gamma/2 * (||grad D(real)||^2 + ||grad D(fake)||^2), with which R3GAN's convergence proof works (arXiv:2501.05441)."""
 
     differentiates: ClassVar[tuple[str, ...]] = ("real", "fake")
+    looks_at: ClassVar[tuple[str, ...]] = ("real", "fake")
 
 
 @dataclass(frozen=True)
@@ -176,6 +181,7 @@ class DRAGAN(WGANGP):
 
     noise: float = 0.5
 
+    looks_at: ClassVar[tuple[str, ...]] = ("real",)
     batch_coupled: ClassVar[bool] = True
 
     def points(self, at: PenaltyPoint) -> Tensor:

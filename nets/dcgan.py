@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from nets.blocks import LEAKY_RELU_SLOPE
 from nets.discriminator import Discriminator
 from nets.generator import Generator
 from nets.initialise import dcgan_
@@ -20,8 +21,6 @@ from nets.layers import norm as make_norm
 from nets.resize import downsample as make_downsample
 from nets.resize import upsample as make_upsample
 from nets.shortcut import shortcut as make_shortcut
-
-LEAKY_RELU_SLOPE = 0.2
 
 
 def stages(resolution: int) -> tuple[int, int]:

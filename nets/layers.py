@@ -155,27 +155,50 @@ def linear_survival(final: float, blocks: int) -> list[float]:
     return [1 - (1 - final) * i / (blocks - 1) if i < blocks - 1 else final for i in range(blocks)]
 
 
-class _InParameterPrecision(nn.Module):
-    """A parametrization, computed in the dtype of its parameter even under autocast."""
+class SpectralNorm(nn.Module):
+    """A parametrization: the weight divided by its largest singular value, in the parameter's dtype even under autocast.
 
-    def __init__(self, parametrization: nn.Module):
+    Reading the weight moves nothing, in training mode or not; :meth:`advance` does one step of the power iteration. So the
+    singular vectors depend neither on how a batch was split nor on how often a network was run.
+    """
+
+    def __init__(self, norm: nn.Module):
         super().__init__()
-        self.parametrization = parametrization
+        self.norm = norm.eval()  # PyTorch's would move its vectors at each reading in training mode
+
+    def train(self, mode: bool = True) -> SpectralNorm:
+        self.training = mode
+        return self
 
     def forward(self, weight: Tensor) -> Tensor:
         with torch.autocast(weight.device.type, enabled=False):
-            return self.parametrization(weight)
+            return self.norm(weight)
 
     def right_inverse(self, value: Tensor) -> Tensor:
-        return self.parametrization.right_inverse(value)
+        return self.norm.right_inverse(value)
+
+    @torch.no_grad()
+    def advance(self, weight: Tensor) -> None:
+        """One step of the power iteration for ``weight``."""
+        if weight.ndim > 1:
+            self.norm._power_method(self.norm._reshape_weight_to_matrix(weight), self.norm.n_power_iterations)
+
+
+def advance_spectral_norm(module: nn.Module) -> None:
+    """One step of the power iteration for every weight of ``module`` under spectral norm; once for each update of a network."""
+    for layer in module.modules():
+        if isinstance(layer, parametrize.ParametrizationList):
+            for step in layer:
+                if isinstance(step, SpectralNorm):
+                    step.advance(layer.original)
 
 
 def spectral_norm(module: nn.Module) -> nn.Module:
     """Divides the weight of every convolution, linear map and embedding in ``module`` by its largest singular value.
 
-    In place; returns ``module``. arXiv:1802.05957 by PyTorch's parametrization: one step of the power iteration whenever a
-    weight is read in training mode, none in eval mode; a convolution's matrix has one row for each output channel. Computed
-    in the parameters' fp32 also under autocast. Weights that have it already are left alone. ``initialise`` comes before,
+    In place; returns ``module``. arXiv:1802.05957 by PyTorch's parametrization, except that the power iteration moves only in
+    :func:`advance_spectral_norm`; a convolution's matrix has one row for each output channel. Computed in the parameters'
+    fp32 also under autocast. Weights that have it already are left alone. ``initialise`` comes before,
     building the optimizer after. ValueError, before anything is changed, if a weight is all zeros: it has no direction, and
     would become NaN.
     """
@@ -187,5 +210,5 @@ def spectral_norm(module: nn.Module) -> nn.Module:
     for layer in found.values():
         parametrizations.spectral_norm(layer)
         steps = layer.parametrizations.weight
-        steps[-1] = _InParameterPrecision(steps[-1])
+        steps[-1] = SpectralNorm(steps[-1])
     return module

@@ -11,10 +11,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from nets.blocks import LEAKY_RELU_SLOPE
 from nets.discriminator import Discriminator
 from nets.generator import Generator
-
-LEAKY_RELU_SLOPE = 0.2
 
 
 def _linear(inputs: int, outputs: int, nonlinearity: str = "linear") -> nn.Linear:

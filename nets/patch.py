@@ -37,13 +37,21 @@ def logit_size(field: int, resolution: int) -> int:
     return max(0, map_sizes(field, resolution)[-1] - (field > 1))
 
 
+def receptive_field(field: int, downsample: str = "strided") -> int:
+    """What a logit really sees, in pixels along a side: ``field`` with strided convolutions, more behind a low-pass filter."""
+    if field == 1:
+        return 1
+    layers, reach = FIELDS[field], {"strided": 3, "avg_pool": 3, "fir": 5}[downsample]  # pixels beyond one, at each stride of 2
+    return 1 + reach * (2**layers - 1) + 2 * 3 * 2**layers
+
+
 class PatchDiscriminator(Discriminator):
     """Images (n, channels, resolution, resolution) [and labels (n,)] -> logits (n, s, s), s = logit_size(field, resolution).
 
     width       channels after the first convolution; they double with each further one, up to 8 times.
-    field       receptive field of a logit in pixels, one of FIELDS; 70 is the paper's. Kept as ``receptive_field``. It is that
-                of the convolutions with downsample="strided": the other kinds see a few pixels more, and self-attention
-                and the statistics of a norm look over the whole map.
+    field       receptive field of a logit in pixels, one of FIELDS; 70 is the paper's. ``receptive_field`` is what a logit
+                sees with this ``downsample``, which is more behind a low-pass filter ("fir"); self-attention and the
+                statistics of a norm look over the whole map.
     classes, conditioning, embedding_dim, class_head: see nets.discriminator.Discriminator.
     downsample  of nets.resize.DOWNSAMPLES, for the convolutions of stride 2.
     norm        of nets.layers.NORMS, in all but the first and the last layer.
@@ -77,7 +85,7 @@ class PatchDiscriminator(Discriminator):
             raise ValueError(f"a patch of {field} pixels needs larger images than {resolution}; allowed: {', '.join(fitting)}")
         sizes = map_sizes(field, resolution)
         check_attention(attention, sizes)
-        self.receptive_field = field
+        self.receptive_field = receptive_field(field, downsample)
         self.stages, before = nn.ModuleList(), channels + self.vector_dim
         for i, size in enumerate(sizes):
             after = width * min(2**i, WIDEST)

@@ -8,6 +8,8 @@ from stub_batch import StubBatch, images
 from tiny_gan import assert_trains, build, engine
 
 import losses
+from errors import UserError
+from gans.base import Clock
 
 LABELS = torch.tensor([0, 1, 2, 0])
 
@@ -265,3 +267,45 @@ def test_one_sided_label_smoothing(smoothing):
     expected = expected + F.binary_cross_entropy_with_logits(f, torch.zeros_like(f), reduction="none")
     torch.testing.assert_close(term, expected)
     torch.testing.assert_close(gan.generator_loss(batch)["adversarial"], F.softplus(-f))
+
+
+# penalties of their own phase, sizes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, steps", [("wgan_gp", 5), ("wgan_gp", 3), ("dcgan", 1), ("wgan", 2)])
+@pytest.mark.parametrize("interval", [1, 2, 4])
+def test_the_weight_of_a_penalty_does_not_depend_on_its_interval(name, steps, interval):
+    """Over many steps, what the penalty adds to D's losses for each update of D by the adversarial term."""
+    penalty = {"name": "wgan_gp", "interval": interval}
+    gan = build(name, {"discriminator_steps": steps, "weight_clip": None, "norm_d": "none"}, penalty=penalty)
+    updates = weight = 0
+    for step in range(8):
+        for phase in gan.phases():
+            if step % phase.interval == 0 and phase.trains == "discriminator":
+                repeats = phase.repeats(Clock(step)) if callable(phase.repeats) else phase.repeats
+                lazy = phase.name == "penalty"
+                updates += 0 if lazy else repeats
+                weight += repeats * (interval if lazy else interval == 1)
+    assert weight == updates
+
+
+def test_a_lazy_penalty_on_reals_runs_no_generator():
+    driver = engine("dcgan", {"norm_d": "none"}, penalty={"name": "r1", "interval": 2})
+    runs = []
+    driver.gan.generator.register_forward_hook(lambda *_: runs.append(1))
+    driver.gradients(driver.phases[-1])
+    assert driver.phases[-1].name == "penalty" and runs == []
+
+
+def test_a_batch_larger_than_the_data_is_refused():
+    with pytest.raises(UserError, match=r"batch_size=4: phase generator would draw 1e\+06 times that at once, and the data has"):
+        engine("dcgan", {"generator_batch_scale": 1e6})
+
+
+def test_r3gan_judges_patches():
+    options = {"discriminator": "patch", "patch_field": 16, "patch_loss": "each", "patch_width": 4}
+    driver = engine("r3gan", options, 16, 1, 3)
+    assert driver.gan.remarks() == ["discriminator of patches: each logit sees 16x16 pixels (each)"]
+    assert_trains(driver)
+    with pytest.raises(UserError, match="gan.patch_width=4: belongs to gan.discriminator=patch"):
+        build("r3gan", {"patch_width": 4}, 16, 1, 3)

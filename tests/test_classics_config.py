@@ -3,7 +3,7 @@
 import pytest
 import yaml
 from test_recipes import config_of
-from tiny_gan import CLASSICS, CONVOLUTIONAL
+from tiny_gan import CLASSICS, CONVOLUTIONAL, build
 
 from gans import GANS
 from training import cli
@@ -47,8 +47,13 @@ def test_networks_of_the_papers(name):
     """DCGAN's, plain: all that may be switched is off, but what the model is about."""
     gan = config_of(f"gan={name}", "recipe=null").gan
     assert (gan.generator, gan.discriminator, gan.width_g, gan.width_d, gan.init) == ("dcgan", "dcgan", 64, 64, "paper")
-    assert (gan.upsample, gan.downsample, gan.shortcut, gan.norm_g) == ("transposed", "strided", None, "batch")
-    assert gan.norm_d == ("layer" if name == "wgan_gp" else "batch")
+    own = (gan.upsample, gan.downsample, gan.shortcut, gan.norm_g)
+    assert own == (None, None, None, None) and gan.norm_d == ("layer" if name == "wgan_gp" else None)
+    model = build(name, {}, 32, 3, 3)
+    kinds = {type(layer).__name__ for layer in model.generator.modules()}
+    assert {"ConvTranspose2d", "BatchNorm2d", "ReLU"} <= kinds and not kinds & {"Upsample", "PixelShuffle", "Conv2d"}
+    kinds = {type(layer).__name__ for layer in model.discriminator.modules()}
+    assert {"Conv2d", "GroupNorm" if name == "wgan_gp" else "BatchNorm2d", "LeakyReLU"} <= kinds and "AvgPool2d" not in kinds
     assert not (gan.spectral_norm_g or gan.spectral_norm_d or gan.attention_g or gan.attention_d or gan.minibatch_stddev)
     assert (gan.survival, gan.instance_noise, gan.feature_matching, gan.adversarial_weight) == (1.0, 0.0, 0.0, 1.0)
     assert gan.dropout == (0.5 if name == "acgan" else 0.0)

@@ -70,12 +70,12 @@ def test_every_network_in_every_model(name, generator, discriminator):
 RESNETS = {"generator": "resnet", "discriminator": "resnet"}
 PATCH = {"discriminator": "patch", "patch_field": 16}
 SWITCHES = [
-    # model, what it has besides, the switch, the network whose result it changes; the defaults are upsample=transposed,
-    # downsample=strided, G's shortcut none (resnet: identity), norm batch (critic of wgan_gp: layer), and nothing else
+    # model, what it has besides, the switch, the network whose result it changes; the defaults are the networks' own
+    # (transposed, strided, none, batch, batch; resnet: resize, avg_pool, identity, batch, none; wgan_gp's critic: layer)
     *(("dcgan", {}, {"upsample": kind}, "generator") for kind in ("resize", "pixel_shuffle", "fir")),
-    *(("wgan_gp", RESNETS, {"upsample": kind}, "generator") for kind in ("resize", "pixel_shuffle", "fir")),
+    *(("wgan_gp", RESNETS, {"upsample": kind}, "generator") for kind in ("transposed", "pixel_shuffle", "fir")),
     *(("lsgan", {}, {"downsample": kind}, "discriminator") for kind in ("avg_pool", "fir")),
-    *(("dcgan", RESNETS, {"downsample": kind}, "discriminator") for kind in ("avg_pool", "fir")),
+    *(("dcgan", RESNETS, {"downsample": kind}, "discriminator") for kind in ("strided", "fir")),
     *(("dcgan", PATCH, {"downsample": kind}, "discriminator") for kind in ("avg_pool", "fir")),
     *(("dcgan", {}, {"shortcut": kind}, "generator") for kind in ("identity", "gated", "egs")),
     *(("dcgan", RESNETS, {"shortcut": kind}, "generator") for kind in ("none", "gated", "egs")),

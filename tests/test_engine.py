@@ -1,6 +1,7 @@
 """What the weights become: gradients that do not depend on micro-batches, precision, gradients that are not finite."""
 
 import json
+import math
 import subprocess
 import sys
 
@@ -176,6 +177,7 @@ def test_a_bad_gradient_is_skipped_and_counted(times):
         assert not all(torch.equal(a, b) for a, b in zip(before["discriminator"], engine.sets["discriminator"]))
     means = engine.pop_means()
     assert means["generator/skipped"] == 1.0 and means["discriminator/skipped"] == 0.0
+    assert all(math.isfinite(value) for value in means.values()) and "discriminator/loss" in means
     assert engine.bad_in_a_row == {"discriminator": 0, "generator": times}
     engine.step()
     assert engine.bad_in_a_row["generator"] == 0 and engine.pop_means()["generator/skipped"] == 0.0

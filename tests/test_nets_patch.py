@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 from nets.layers import SelfAttention
 from nets.patch import FIELDS, PatchDiscriminator, logit_size
+from nets.resize import DOWNSAMPLES
 
 
 def load(net, tensors):
@@ -36,13 +37,15 @@ def test_equals_the_official_network(case, field):
         assert_near(net.train()(images)[:, None], tensors["out.logit_train"])
 
 
+@pytest.mark.parametrize("downsample", DOWNSAMPLES)
 @pytest.mark.parametrize("field", FIELDS)
-def test_the_receptive_field_is_what_gradients_reach(field):
-    """The pixels that one logit depends on form a square of ``field`` pixels, in an image that is large enough for it."""
+def test_the_receptive_field_is_what_gradients_reach(field, downsample):
+    """The pixels that one logit depends on form a square of ``receptive_field`` pixels, in an image large enough for it."""
     torch.manual_seed(0)
-    resolution = 32 * -(-(field + 64) // 32)
-    net = PatchDiscriminator(1, resolution, 1, field=field, norm="none").double()
-    assert net.receptive_field == field
+    resolution = 32 * -(-(2 * field + 64) // 32)
+    net = PatchDiscriminator(1, resolution, 1, field=field, norm="none", downsample=downsample).double()
+    assert net.receptive_field == {16: 18, 34: 40, 70: 84, 142: 172, 286: 348}.get(field, 1) if downsample == "fir" else field
+    field = net.receptive_field
     for parameter in net.parameters():
         parameter.data.normal_(0, 1) if parameter.ndim == 1 else parameter.data.abs_().mul_(50)  # nothing cancels or vanishes
     images = torch.randn(1, 1, resolution, resolution, dtype=torch.float64, requires_grad=True)

@@ -102,7 +102,7 @@ def test_the_paper_s_256_px_are_refused_with_a_count():
 
 
 @pytest.mark.parametrize("options, data", [
-    ({"width": 512, "depth": 3}, (256, 3)), ({"width": 8000, "depth": 3}, (16, 1)), ({"width": 1000, "depth": 200}, (32, 3)),
+    ({"width": 512, "depth": 3}, (256, 3)), ({"width": 8000, "depth": 3}, (16, 1)), ({"width": 2000, "depth": 90}, (32, 3)),
 ])  # fmt: skip
 def test_the_width_that_is_advised_is_allowed(options, data):
     with pytest.raises(UserError) as error:

@@ -92,7 +92,7 @@ def recipe():
 def test_the_recipe_of_the_residual_networks(recipe):
     gan = recipe.gan
     assert (gan.generator, gan.discriminator, gan.width_g, gan.width_d, gan.z_dim) == ("resnet", "resnet", 128, 128, 128)
-    assert (gan.upsample, gan.downsample, gan.norm_g, gan.norm_d) == ("resize", "avg_pool", "batch", "none")
+    assert (gan.upsample, gan.downsample, gan.norm_g, gan.norm_d) == (None, None, None, "none")  # the networks' own: below
     assert (gan.discriminator_steps, gan.generator_batch_scale, recipe.batch_size) == (5, 2.0, 64)
     assert (recipe.optim["lr"], recipe.optim["beta1"], recipe.optim["beta2"]) == (2e-4, 0.0, 0.9)
     schedule = recipe.schedule["lr"]

@@ -75,6 +75,7 @@ class Engine:
         self.totals: dict[str, Tensor] = {}  # sums of this process's part of each logged mean since the last log line
         self.counts: dict[str, int] = {}
         self._shared: dict[str, list[dict[str, Tensor]]] = {}
+        self._pending: dict[str, Tensor] = {}  # means of the phase that is running
         self._stats: dict[str, list[Tensor]] = {}  # what gan.observes names, one entry for each repeat
         self._requiring: frozenset[str] | None = None
         self._start_step()
@@ -108,6 +109,7 @@ class Engine:
     def gradients(self, phase: Phase, repeat: int = 0) -> None:
         """Leave in ``.grad`` of the set that ``phase`` trains the gradient of its loss over the global batch (scaled by
         the set's loss scaler under fp16)."""
+        self.gan.before_phase(phase)
         indices, edges = self._reals(phase, repeat, self.clock, self.batch_size)
         n, one = len(indices), len(edges) == 2
         draws = Draws(self.config.seed, self.clock.step, phase.same_batch_as or phase.name, repeat, n)
@@ -190,6 +192,11 @@ class Engine:
                             "use augment=ada")
 
     def _check_phases(self) -> None:
+        for phase in self.phases:
+            n = round(phase.batch_scale * self.config.batch_size)
+            if n > max(len(self.source), self.config.batch_size):  # a batch_size above the data has its own message
+                raise UserError(f"batch_size={self.config.batch_size}: phase {phase.name} would draw {phase.batch_scale:g} times "
+                                f"that at once, and the data has {len(self.source)} images; lower batch_size")
         names = [phase.name for phase in self.phases]
         if len(set(names)) != len(names):
             raise ValueError(f"{type(self.gan).__name__}: two phases share a name in {names}")
@@ -248,10 +255,11 @@ class Engine:
         return total
 
     def _record(self, phase: Phase, micro_batches: list[MicroBatch], n: int) -> None:
+        self._pending = {}
         for name in micro_batches[0].means:
             mean = sum(batch.means[name] * (len(batch) / n) for batch in micro_batches)
             full = f"{phase.name}/{name}"
-            self._add(full, mean)
+            self._pending[full] = mean
             if full in self.observed:
                 self._stats.setdefault(full, []).append(mean)
         for name in micro_batches[0].joined:
@@ -278,7 +286,9 @@ class Engine:
         scaler.unscale_(optimizer)
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.sets[phase.trains] if p.grad is not None])
         finite = bool(torch.isfinite(norm))
-        if finite:
+        if finite:  # of an update that is skipped only the skip is logged: its numbers would make a whole line of the log NaN
+            for name, mean in self._pending.items():
+                self._add(name, mean)
             self._add_alike(f"{phase.name}/grad_norm", norm)
             if self.config.clip_grad_norm is not None:
                 torch.nn.utils.clip_grads_with_norm_(self.sets[phase.trains], self.config.clip_grad_norm, norm)
