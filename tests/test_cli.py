@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 
 import command
 import pytest
@@ -124,6 +125,58 @@ def test_each_run_of_a_sweep_has_its_own_folder(here, capsys, quick):
     assert sorted(p.name for p in (here / "runs").iterdir()) == ["r3gan-digits-0", "r3gan-digits-1"]
     for seed in (0, 1):
         assert yaml.safe_load((here / f"runs/r3gan-digits-{seed}/config.yaml").read_text())["seed"] == seed
+
+
+@pytest.mark.parametrize("words, forms", [
+    (["gan=dcgan,wgan", "penalty=none,r1", "run_dir=swp-${seed}"], ["${gan.name}", "${penalty.name}"]),
+    (["seed=0,1", "optim.lr=1e-3,1e-4", "run_dir=x-${seed}"], ["${seed}", "${optim.lr}"]),
+])  # fmt: skip
+def test_runs_that_would_share_a_folder_are_told_how_not_to(here, capsys, words, forms):
+    assert jobs("-m", *words) == (2, [])
+    error, hint = command.the_error(capsys), f"run_dir='x-{'-'.join(forms)}'"
+    assert error.endswith(f"cannot share it; leave it out, or write {hint}")
+    assert " 2 runs cannot" in error if words[-1] == "run_dir=x-${seed}" else " 4 runs cannot" in error
+    status, ran = jobs("-m", *words[:-1], hint.replace("'", ""))  # as the shell hands it on
+    assert status == 0 and len({config.run_dir for config in ran}) == len(ran) == 4
+
+
+def test_no_hint_that_does_not_work(here, capsys):
+    for words in (["augment=ada,r3gan"], ["gan=r3gan", "recipe=null,r3gan-digits"], ["seed=0,0"]):
+        assert jobs("-m", *words, "run_dir=x") == (2, [])
+        assert command.the_error(capsys) == "error: run_dir=x: 2 runs cannot share it; leave it out"
+    assert jobs("-m", "resume=x", "total_kimg=1,2") == (2, [])
+    assert command.the_error(capsys) == "error: resume=x: 2 runs cannot share it; sweep over resume=A,B,… and nothing else"
+
+
+@pytest.mark.parametrize("words, found", [
+    (["gan=dcgan", "recipe=r3gan-cifar10"], ("r3gan-cifar10", "r3gan", "dcgan")),
+    (["recipe=wgan_gp-cifar10", "gan=wgan"], ("wgan_gp-cifar10", "wgan_gp", "wgan")),
+    (["recipe=vanilla-ring"], ("vanilla-ring", "vanilla", "r3gan")),
+])  # fmt: skip
+def test_a_recipe_of_another_model_is_refused(capsys, words, found):
+    for more in ([], ["--cfg", "job"], ["-m", "seed=0,1"], ["--help"]):
+        assert jobs(*more, *words) == (2, [])
+        assert command.the_error(capsys) == "error: recipe={}: is for gan={}, found gan={}".format(*found)
+
+
+def test_a_recipe_for_other_data_is_not(capsys):
+    status, ran = jobs("gan=dcgan", "dataset=fashion_mnist", "recipe=dcgan-digits")
+    assert status == 0 and ran[0].dataset.name == "fashion_mnist" and ran[0].batch_size == 32
+    assert jobs("gan=dcgan", "recipe=null")[0] == 0
+    cli.main(lambda values, arguments: 0, ["resume=x", "recipe=dcgan-digits"])  # whose model is in its own config
+    assert capsys.readouterr().err == ""
+
+
+def test_a_place_is_tried_and_left_as_it_was(here):
+    (here / "file").touch()
+    (here / "there").mkdir()
+    before = tree(here)
+    for place in ("x.json", "there/x.json", "a/b/c/x.json", "file", "there/", "a/b/c/", "./"):
+        cli.check_writable("out", Path(place), folder=place.endswith("/"))
+    for place, folder in (("file/x.json", False), ("file/x", True), ("file", True), ("there", False), (300 * "x", False)):
+        with pytest.raises(UserError, match=f"^out={place}: cannot write there \\(.*\\)$"):
+            cli.check_writable("out", Path(place), folder)
+    assert tree(here) == before
 
 
 # what a run leaves ----------------------------------------------------------------------------------------------------------

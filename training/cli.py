@@ -7,9 +7,12 @@ it would leave a log and multirun.yaml in the working folder.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,18 +108,23 @@ def compose(arguments: Arguments, config_name: str = "train") -> dict[str, Any]:
 
 
 def _recipe(arguments: Arguments, config_name: str) -> list[str]:
-    """The override that picks the recipe of the pair gan-dataset, if there is one and the user names no other.
+    """The override that picks the recipe of the pair gan-dataset, if there is one and the user names no other; UserError if he
+    names another model's.
 
     An interpolated entry of the defaults list would do the same, but Hydra then forbids the recipe to choose from groups.
     """
     import yaml
 
-    if "recipe" in arguments.chosen:
-        return []
     chosen: dict[str, str] = {}
     for entry in yaml.safe_load((CONFIGS / f"{config_name}.yaml").read_text())["defaults"]:
         chosen |= entry if isinstance(entry, dict) else {}
     chosen |= arguments.chosen
+    if "recipe" in arguments.chosen:
+        model = str(chosen["recipe"]).partition("-")[0]
+        # its values would be refused one by one, as options that the user never typed; a resumed run says more itself
+        if model in groups()["gan"] and model != chosen["gan"] and "resume" not in arguments.explicit:
+            raise UserError(f"recipe={chosen['recipe']}: is for gan={model}, found gan={chosen['gan']}")
+        return []
     pair = f"{chosen['gan']}-{chosen['dataset']}"
     return [f"recipe={pair}"] if pair in groups()["recipe"] else []
 
@@ -124,6 +132,27 @@ def _recipe(arguments: Arguments, config_name: str) -> list[str]:
 def one_line(error: BaseException) -> str:
     """The message of somebody else's exception, in one line."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def check_writable(option: str, path: Path, folder: bool = False) -> None:
+    """UserError naming ``option`` unless a file ``path`` (or files in the folder ``path``) can be written. Before hours of work;
+    whatever is made to find out is removed again."""
+    home, made = path if folder else path.parent, []
+    try:
+        if path.is_dir() and not folder:
+            raise UserError(f"{option}={path}: cannot write there (it is a folder)")
+        made = [place for place in (home, *home.parents) if not place.exists()]
+        if made:
+            home.mkdir(parents=True, exist_ok=True)
+        probe = home / (".writable" if folder else f".{path.name}.try")  # as long a name as that of the final write
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"{option}={path}: cannot write there ({error.strerror})") from None
+    finally:
+        with contextlib.suppress(OSError):  # another process may have put something there
+            for place in made:
+                place.rmdir()
 
 
 def guard(job: Callable[[], int | None]) -> int:
@@ -221,10 +250,10 @@ def _run_all(job: Job, combinations: list[list[str]]) -> int:
     runs = [parse(words) for words in combinations]
     composed = [compose(arguments) for arguments in runs]
     for option in ("run_dir", "resume"):
-        folders = [values[option] for values in composed if values.get(option) is not None]
-        if len(set(folders)) < len(folders):
-            hint = f"leave it out, or write {option}='x-${{seed}}'"
-            raise UserError(f"{option}={folders[0]}: {len(folders)} runs cannot share it; {hint}")
+        shared = Counter(values[option] for values in composed if values.get(option) is not None).most_common(1)
+        if shared and shared[0][1] > 1:
+            hint = _telling_apart(combinations, composed) if option == "run_dir" else "sweep over resume=A,B,… and nothing else"
+            raise UserError(f"{option}={shared[0][0]}: {shared[0][1]} runs cannot share it; {hint}")
     statuses = []
     for number, (words, arguments, values) in enumerate(zip(combinations, runs, composed, strict=True), start=1):
         print(f"run {number} of {len(runs)}: {' '.join(words)}", flush=True)
@@ -232,6 +261,20 @@ def _run_all(job: Job, combinations: list[list[str]]) -> int:
         if statuses[-1] > 128:  # by a signal
             return statuses[-1]
     return max(statuses)
+
+
+def _telling_apart(combinations: list[list[str]], composed: list[dict[str, Any]]) -> str:
+    """What to type for run_dir, so that each run of a sweep has its own."""
+    swept = [words[0].partition("=")[0] for words in zip(*combinations, strict=True) if len(set(words)) > 1]
+    names = [f"{name}.name" if name in groups() else name for name in swept if name != "run_dir"]
+    runs = []
+    for values in composed:
+        found = [functools.reduce(lambda at, key: at.get(key) if isinstance(at, dict) else None, name.split("."), values)
+                 for name in names]  # fmt: skip
+        runs.append(tuple(map(str, found)) if all(isinstance(value, str | int | float) for value in found) else None)
+    if None in runs or len(set(runs)) < len(runs):  # recipes are not in the config, augment=ada,r3gan have one name
+        return "leave it out"
+    return f"leave it out, or write run_dir='x-{'-'.join(f'${{{name}}}' for name in names)}'"
 
 
 def simple_main(
