@@ -89,9 +89,11 @@ class Run:
         """What is known of it: words, CPU seconds, threads and, once it is finished, its values. UserError for another run's."""
         if not self.record_path.exists():
             return {"words": list(self.words), "cpu_seconds": 0.0}
-        found = json.loads(self.record_path.read_text())
+        found = _read(self.record_path, {"words": list, "cpu_seconds": int | float}, "make the run's record anew")
+        if "values" in found:
+            found = _read(self.record_path, {"values": dict, "threads": int}, "make the run's record anew")
         if found["words"] != list(self.words):
-            odd = sorted(set(found["words"]) ^ set(self.words))
+            odd = sorted(set(map(str, found["words"])) ^ set(self.words))
             raise UserError(f"runs={self.folder}: made with other options than those of now ({' '.join(odd)}); delete it, or "
                             "give another runs=FOLDER")  # fmt: skip
         return found
@@ -135,8 +137,29 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
 
 def _job(experiment: Experiment, values: dict[str, Any]) -> int:
     options = _options(experiment, values)
-    if options.report:
-        return _report(experiment, options)
+    places = _places(experiment, options)
+    for place, name in places.items():  # before hours of work
+        if not options.report or place == _pictures(experiment, options):
+            cli.check_writable(name, place, folder=True)
+    try:
+        return _report(experiment, options) if options.report else _make_all(experiment, options)
+    except OSError as error:  # a full disk, a folder that is gone
+        file = Path(error.filename or experiment.name)
+        inside = [place for place in places if error.filename and file.is_relative_to(place)]
+        name = f"{places[max(inside, key=lambda place: len(place.parts))]}=" if inside else ""
+        raise UserError(f"{name}{file}: {error.strerror or error}") from error
+
+
+def _places(experiment: Experiment, options: Any) -> dict[Path, str]:
+    """Where files are written, and the option that says so: with kimg= all lies with the runs."""
+    found = {_home(experiment, options): "runs"}
+    for name, place in (("results", results_path(experiment, options).parent), ("docs", _pictures(experiment, options))):
+        found.setdefault(place, name)
+    return found
+
+
+def _make_all(experiment: Experiment, options: Any) -> int:
+    """Every run that is chosen and not finished, then the report."""
     runs = plan(experiment, options)
     chosen = [run for run in runs if set(options.only) <= set(run.options.values())]
     if not chosen:
@@ -171,7 +194,7 @@ def _options(experiment: Experiment, values: dict[str, Any]) -> Any:
     options = typed(experiment.schema, values, "")
     if options.kimg is not None and not options.kimg > 0:
         raise UserError(f"kimg={options.kimg}: must be above 0")
-    options.seeds = options.seeds or list(experiment.seeds)
+    options.seeds = list(dict.fromkeys(options.seeds)) or list(experiment.seeds)  # seeds=0,0 is one run
     return options
 
 
@@ -318,16 +341,40 @@ def _report(experiment: Experiment, options: Any) -> int:
     path = results_path(experiment, options)
     if not path.exists():
         raise UserError(f"{path}: no results yet; leave report=true out to make them")
-    found = json.loads(path.read_text())
+    needed = {"format": str, "experiment": str, "runs": list, "runs_finished": int, "runs_of_all": int, "threads": list,
+              "cpu_minutes": int | float}  # fmt: skip
+    anew = "gather them anew without report=true"
+    found = _read(path, needed, anew)
+    if (found["format"], found["experiment"]) != (FORMAT, experiment.name):
+        raise UserError(f"{path}: {found['format']}, {found['experiment']}; wanted: {FORMAT}, {experiment.name}; delete it")
     if found["runs"]:
-        pictures = experiment.draw(found["runs"], options, _pictures(experiment, options))
-        print(f"\n{experiment.table(found['runs'])}\n")
+        try:
+            pictures = experiment.draw(found["runs"], options, _pictures(experiment, options))
+            table = experiment.table(found["runs"])
+        except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
+            if not options.report:  # just made, by this very code
+                raise
+            reason = f"{type(error).__name__}: {cli.one_line(error)}"
+            raise UserError(f"{path}: its runs lack what table and pictures show ({reason}); delete it, to {anew}") from error
+        print(f"\n{table}\n")
         threads = "/".join(map(str, found["threads"]))
         print(f"{found['runs_finished']} of {found['runs_of_all']} runs, {found['cpu_minutes']:g} CPU minutes ({threads} thread"
               f"{'' if threads == '1' else 's'})")  # fmt: skip
         for file in [path, *pictures]:
             print(f"  {file}")
     return 0
+
+
+def _read(path: Path, needed: Mapping[str, Any], otherwise: str) -> dict[str, Any]:
+    """A JSON file of ours; UserError if it is cut off, or lacks one of the ``needed`` (name -> its type)."""
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path}: damaged, not JSON ({error}); delete it, to {otherwise}") from error
+    for name, kind in needed.items():
+        if not isinstance(found, dict) or not isinstance(found.get(name), kind):
+            raise UserError(f"{path}: damaged or of another kind, without {name}; delete it, to {otherwise}")
+    return found
 
 
 def _write(path: Path, text: str) -> None:

@@ -109,6 +109,81 @@ def test_runs_of_other_options_are_refused(capsys):
     assert "made with other options" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text, part", [
+    ("", "damaged, not JSON"),
+    ('{"words": ["a"', "damaged, not JSON"),
+    ("\\xff", "damaged, not JSON"),
+    ("[]", "without words"),
+    ("{}", "without words"),
+    ('{"words": []}', "without cpu_seconds"),
+    ('{"words": [], "cpu_seconds": 1, "values": 3}', "without values"),
+    ('{"words": [], "cpu_seconds": 1, "values": {}}', "without threads"),
+    ('{"words": [[]], "cpu_seconds": 1}', "made with other options"),
+])  # fmt: skip
+def test_a_damaged_record_is_named(text, part, capsys):
+    HOME.mkdir(parents=True)
+    (HOME / f"{RUN.name}.json").write_bytes(text.replace("\\xff", "\xff").encode("latin-1"))
+    assert common.main(modes.EXPERIMENT, TINY) == 2
+    error = capsys.readouterr().err
+    assert part in error and RUN.name in error and "delete" in error and error.count("\n") == 1
+
+
+WHOLE = {"format": common.FORMAT, "experiment": "modes", "runs": [], "runs_finished": 0, "runs_of_all": 1, "threads": [1],
+         "cpu_minutes": 1}  # fmt: skip
+
+
+@pytest.mark.parametrize("text, part", [
+    (json.dumps(WHOLE)[:40], "damaged, not JSON"),
+    ("{}", "without format"),
+    ("3", "without format"),
+    (json.dumps({**WHOLE, "experiment": "zoo"}), "experiment 1, zoo; wanted: gan-zoo experiment 1, modes"),
+    *((json.dumps({k: v for k, v in WHOLE.items() if k != name}), f"without {name}") for name in WHOLE),
+    *((json.dumps({**WHOLE, "runs": [run]}), "its runs lack what table and pictures show") for run in (1, {}, {"dataset": "x"})),
+])  # fmt: skip
+def test_damaged_results_are_named(text, part, capsys):
+    HOME.mkdir(parents=True)
+    (HOME / "modes.json").write_text(text)
+    assert common.main(modes.EXPERIMENT, ["report=true", "runs=runs", "kimg=0.512"]) == 2
+    error = capsys.readouterr().err
+    assert part in error and str(HOME / "modes.json") in error and "delete it" in error and error.count("\n") == 1
+
+
+def test_a_place_that_cannot_be_written_is_named_before_any_work(capsys, monkeypatch):
+    Path("file").touch()
+    Path("folder/modes.json").mkdir(parents=True)
+    monkeypatch.setattr(common, "_make", lambda *_: pytest.fail("trained"))
+    for words, part in (
+        (["report=true", "docs=file/x"], "docs=file/x: cannot write there (Not a directory)"),
+        (["report=true", "docs=file"], "docs=file: cannot write there (Not a directory)"),
+        (["report=true", "kimg=1", "runs=file"], "runs=file/modes-1kimg: cannot write there (Not a directory)"),
+        (["report=true", "results=folder"], "results=folder/modes.json: Is a directory"),
+        ([*TINY[:3], "runs=file/x"], "runs=file/x/modes-0.512kimg: cannot write there (Not a directory)"),
+        ([*TINY, "results=file/x"], "results=file/x: cannot write there (Not a directory)"),
+        ([*TINY, "docs=file/x"], "docs=file/x: cannot write there (Not a directory)"),
+    ):
+        assert common.main(modes.EXPERIMENT, words) == 2
+        error = capsys.readouterr().err
+        assert part in error and error.count("\n") == 1
+    assert sorted(path.name for path in Path().iterdir()) == ["file", "folder"]
+
+
+def test_a_place_that_is_lost_on_the_way_is_named(capsys, monkeypatch):
+    def full(run, *_):
+        raise OSError(28, "No space left on device", str(run.log_path))
+
+    monkeypatch.setattr(common, "_make", full)
+    assert common.main(modes.EXPERIMENT, TINY) == 2
+    assert capsys.readouterr().err == f"error: runs={RUN}.log: No space left on device\n"
+
+
+def test_a_seed_given_twice_is_one_run(monkeypatch):
+    made = []
+    monkeypatch.setattr(common, "_make", lambda run, *_: made.append(run.folder.name) or 130)
+    assert common.main(modes.EXPERIMENT, ["seeds=0,0,00", *(word for word in TINY if "seeds" not in word)]) == 130
+    assert made == [RUN.name]
+    assert json.loads((HOME / "modes.json").read_text())["runs_of_all"] == 36
+
+
 @pytest.mark.parametrize("words, part", [
     (["report=true", "runs=runs", "kimg=1"], "no results yet"),
     (["only=ring,hinge", "runs=runs"], "only=ring,hinge: no run"),
