@@ -209,6 +209,7 @@ REFUSED = [
     ("checkpoint=RUN out=", "out=: empty"),
     ("checkpoint=RUN out=x.jpg", "out=x.jpg: a name ending in .png (a grid) or .npz, or a folder, is expected"),
     ("checkpoint=RUN out=file/x.png", "out=file/x.png: cannot write there"),
+    (f"checkpoint=RUN out={300 * 'x'}.png", "x.png: cannot write there (File name too long)"),
     ("checkpoint=RUN out=file/x.npz", "out=file/x.npz: cannot write there"),
     ("checkpoint=RUN out=file/x", "out=file/x: cannot write there"),
     ("checkpoint=RUN out=file", "file is a file; name a folder"),
@@ -230,3 +231,13 @@ def test_refused(runs, here, capsys, line, message):
     words = line.replace("RUN", str(runs["digits"])).replace("ZIP", str(runs["zip"])).split()
     words += [] if "device=" in line else ["device=cpu"]
     assert message in refused(capsys, *words, run=lambda *words: cli.simple_main(sample, lambda: "", words))
+
+
+@pytest.mark.parametrize("form", ["png", "npz", "gif"])
+def test_a_place_that_cannot_be_written_is_known_before_anything_is_drawn(runs, here, capsys, monkeypatch, form):
+    monkeypatch.setattr("training.draw.generate", lambda *_: pytest.fail("drawn"))
+    monkeypatch.setattr("training.draw.interpolation", lambda *_: pytest.fail("drawn"))
+    (here / "file").write_text("x")
+    more = ["interpolate=0,1"] if form == "gif" else []
+    message = refused(capsys, f"checkpoint={runs['digits']}", f"out=file/x.{form}", *more, run=command.sample)
+    assert f"out=file/x.{form}: cannot write there (Not a directory)" in message

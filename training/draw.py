@@ -10,6 +10,7 @@ import torch
 from tqdm import tqdm
 
 from errors import UserError, nearest
+from training.cli import check_writable
 from training.config import MAX_GRID, typed
 from training.draws import latents
 from training.forms import form_of, writer
@@ -57,6 +58,8 @@ def sample(values: dict[str, Any]) -> int:
     use_tf32(False)  # the same picture for any batch size
     loaded = load_gan(options.checkpoint, device, options.weights)
     _check_labels(options, loaded)
+    if out.suffix or not out.is_file():  # what is wrong with a file in place of a folder, its writer says at once
+        check_writable("out", out, folder=not out.suffix)
     options.n = options.n or form_of(loaded.spec).default
     if options.interpolate:
         _walk(options, loaded, device, out)
@@ -112,7 +115,11 @@ def _checked_out(options: SampleScriptOptions) -> Path:
         raise UserError(f"out={options.out}: an animation needs interpolate=<seeds>, for example interpolate=0,1,2")
     if not options.interpolate and out.suffix not in ("", ".png", ".npz"):
         raise UserError(f"out={options.out}: a name ending in .png (a grid) or .npz, or a folder, is expected")
-    if out.suffix and out.is_dir():
+    try:
+        taken = bool(out.suffix) and out.is_dir()
+    except OSError as error:  # a name that is too long, for example
+        raise UserError(f"out={options.out}: cannot write there ({error.strerror})") from None
+    if taken:
         raise UserError(f"out={options.out}: a folder; give a name without {out.suffix}, or one that is free")
     if out.suffix == ".png" and (options.n or 0) > MAX_GRID:
         raise UserError(f"n={options.n}: a grid has at most {MAX_GRID} images; out=<folder> or out=set.npz takes any number")
