@@ -320,6 +320,8 @@ def test_nothing_of_the_caller_changes(run, here):
         ({"split": "val"}, "split=val: unknown, allowed: test, train"),
         ({"weights": "average"}, "weights=average: unknown, allowed: ema, raw"),
         ({"batch_size": 0}, "batch_size=0: must be at least 1"),
+        ({"out": "w/x/x.json"}, "out=w/x/x.json: cannot write there (Not a directory); give another out=FILE.json"),
+        ({"out": "folder.json"}, "out=folder.json: cannot write there (it is a folder); give another out=FILE.json"),
         ({"out": "x.txt"}, "out=x.txt: a name ending in .json is expected"),
         ({"checkpoint": None}, "checkpoint: not given"),
         ({"checkpoint": None, "compare": "test"}, "checkpoint: not given; without it dataset=<name> and dataset.path=… are"),
@@ -330,7 +332,10 @@ def test_nothing_of_the_caller_changes(run, here):
         ({"device": "cudda"}, "device=cudda: unknown device"),
     ],
 )
-def test_refused_in_one_line(run, here, more, message):
+def test_refused_in_one_line(run, here, more, message, monkeypatch):
+    monkeypatch.setattr(measure_module, "features_of", lambda *_: pytest.fail("computed"))
+    (here / "w").touch()
+    (here / "folder.json").mkdir()
     with pytest.raises(UserError) as error:
         scored(run, **more)
     assert message in str(error.value) and "\n" not in str(error.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +16,13 @@ from tqdm import tqdm
 
 import data
 from data import DatasetOptions, DataSource, Spec
+from data.points import GEOMETRIES
 from errors import UserError, nearest
 from metrics.extractors import EXTRACTORS, PUBLISHED, Extractor, Request, Unavailable, at_hand, of_this_project
 from metrics.random_state import apart
 from metrics.score import METRICS, FeatureSet, ImagesAt, features_of, obstacle, reference_of, scores
 from training import checkpoint
-from training.cli import CONFIGS
+from training.cli import CONFIGS, check_writable
 from training.config import build_config, typed
 from training.evaluation import Samples, data_labels, extractor_in_group, group_of
 from training.processes import Processes
@@ -29,6 +31,7 @@ from training.sampling import Loaded, load_gan, sample_labels
 
 SAMPLES = 50_000  # what papers use
 SPLITS = ("train", "test")
+MADE_HERE = ("digits", "stacked_digits", *GEOMETRIES)  # data that reads no files
 PIXELS = {"images": "rounded to 8 bits", "points": "none, coordinates in fp32"}
 
 
@@ -108,6 +111,7 @@ def measure(values: dict[str, Any]) -> int:
 def _measure(options: EvaluateScriptOptions, dataset: Mapping[str, Any], processes: Processes) -> int:
     say = print if processes.first else lambda text: None
     files = _checkpoints(options)
+    _check_out(options, files, processes)
     state = checkpoint.load(files[0]) if files else None
     dataset_options = _dataset_options(dataset, state)
     source = _images(dataset_options, options.split, "split")
@@ -203,6 +207,17 @@ def _checkpoints(options: EvaluateScriptOptions) -> list[Path]:
     return files
 
 
+def _check_out(options: EvaluateScriptOptions, files: list[Path], processes: Processes) -> None:
+    """UserError, in every process, if the report cannot be written where :class:`Report` will put it."""
+    path = Path(options.out or (options.checkpoint if options.all else files[0].parent if files else ".")).expanduser()
+    try:
+        problem = check_writable("out", path, folder=not options.out) if processes.first else None
+    except UserError as error:
+        problem = f"{error}; give another out=FILE.json"
+    if problem := processes.broadcast(problem):
+        raise UserError(problem)
+
+
 def _dataset_options(typed_by_user: Mapping[str, Any], state: Mapping[str, Any] | None) -> DatasetOptions:
     """The model's own data with what the user typed; values of configs/dataset/ where he names other data."""
     own: dict[str, Any] = {}
@@ -221,14 +236,17 @@ def _dataset_options(typed_by_user: Mapping[str, Any], state: Mapping[str, Any] 
 
 
 def _images(options: DatasetOptions, split: str, option: str) -> DataSource:
-    """The data's ``split``; data that come as one set count as train."""
+    """The data's ``split``, which ``option`` names; data that come as one set count as train."""
     builder = data.DATASETS[options.name]
     in_parts = "split" in inspect.signature(builder).parameters and not (options.path and Path(options.path).is_file())
     options.check()
     if in_parts and split != "train":
         return builder(options, split=split)
     if split != "train":
-        raise UserError(f"{option}={split}: dataset={options.name} is one set here, without a {split} part; give a path")
+        hints = {"compare": "give compare=PATH", "split": "give dataset.path=PATH"}
+        if options.name in MADE_HERE:
+            hints = {"compare": "compare=train gives the floor", "split": "leave split out"}
+        raise UserError(f"{option}={split}: dataset={options.name} is one set here, without a {split} part; {hints[option]}")
     return data.build(options)
 
 
@@ -236,12 +254,15 @@ def _compared(options: EvaluateScriptOptions, dataset: DatasetOptions) -> DataSo
     if options.compare in SPLITS:
         return _images(dataset, options.compare, "compare")
     path = Path(options.compare).expanduser()
-    if not path.exists():
+    if dataset.name in MADE_HERE:
+        raise UserError(f"compare={options.compare}: dataset={dataset.name} reads no files; compare=train gives the floor")
+    if not os.path.exists(path):
         raise UserError(f"compare={options.compare}: no such file or folder; wanted: train, test, or a path like dataset.path")
     try:
         return data.build(DatasetOptions(**{**vars(dataset), "path": str(path)}))
     except UserError as error:
-        raise UserError(f"compare={options.compare}: {error}") from error
+        text = str(error).removeprefix("dataset.path=")  # compare= names the path
+        raise UserError(f"compare={text}" if text.startswith(str(path)) else f"compare={options.compare}: {text}") from error
 
 
 def _spec(state: Mapping[str, Any]) -> Spec:
@@ -376,4 +397,3 @@ def _labels(loaded: Loaded, source: DataSource, seed: int, n: int) -> tuple[Tens
 
 def _bar(total: int, title: str, processes: Processes) -> tqdm:
     return tqdm(total=total, desc=title, unit="images", disable=True if not processes.first else None, leave=False)
-
