@@ -43,8 +43,8 @@ def sweeps(options: Options) -> list[common.Sweep]:
     place = (f"dataset.path={Path(options.path).expanduser()}",)
     for model, kimg in CLOTHES_KIMG.items():
         words = f"dataset=fashion_mnist gan={model} recipe={model}-digits total_kimg={kimg} seed=0"
-        widths = {"vanilla": "", "r3gan": "precision=bf16 gan.width=32 gan.cardinality=4 "}
-        own = widths.get(model, "gan.width_g=32 gan.width_d=32 ")
+        narrow = "precision=bf16 gan.width=32 gan.cardinality=4 penalty.gamma=10 schedule.gamma.final=2 "
+        own = {"vanilla": "", "r3gan": narrow}.get(model, "gan.width_g=32 gan.width_d=32 ")
         found.append(common.Sweep(f"{words} {own}eval.samples=0 sample.every_kimg=0 checkpoint.every_kimg=8", place))
     return found
 

@@ -229,7 +229,8 @@ def test_every_option_is_in_one_of_the_two_lists(base):
     rest = {o for o in options - known if not o.startswith("schedule.")}
     assert rest == {"gan.name", "gan.cardinality", "gan.blocks", "gan.expansion", "gan.z_dim", "gan.embedding_dim",
                     "gan.full_width_stages", "gan.low_precision_stages_g", "gan.low_precision_stages_d",
-                    "gan.adversarial_weight", "gan.feature_matching", "gan.generator_batch_scale", "penalty.name",
+                    "gan.adversarial_weight", "gan.feature_matching", "gan.generator_batch_scale", "gan.discriminator",
+                    "gan.patch_field", "gan.patch_loss", "gan.patch_width", "penalty.name",
                     "optim.name", "optim.beta2", "optim.eps", "optim.weight_decay"}  # fmt: skip
     stored = plain(build_config(base)[0])
     check_resume(stored, build_config(stored)[0])
