@@ -233,7 +233,7 @@ def test_samples_of_points_are_floats(here):
         (lambda: measure({"checkpoint": "run", "dataset": "digits"}), "dataset=digits: images, wanted: points"),
         (lambda: measure({"checkpoint": "run", "extractor": ["random"]}), "extractor=random: it looks at images and dataset"),
         (lambda: measure({"checkpoint": "run", "metrics": ["is"]}), "metrics=is needs class scores and extractor=points has"),
-        (lambda: measure({"checkpoint": "run", "compare": "run"}), "compare=run: dataset=ring reads no files; compare=train gives the floor"),
+        (lambda: measure({"checkpoint": "run", "compare": "run"}), "compare=run: dataset=ring reads no files; compare=train"),
         (lambda: training.main.build(build_config(options("ring", augment={"name": "diffaugment"}))[0]),
          "augment=diffaugment: it changes images, and dataset=ring is points; use augment=none"),
     ],
