@@ -8,15 +8,10 @@ import pytest
 import torch
 import toy_run
 import toys
-from safetensors.torch import load_file
-from torch import nn
 
 import training.engine
-from data import Spec
 from gans.base import GAN, Clock, Phase
-from training.config import build_config
 from training.draws import Draws
-from training.processes import Processes
 
 
 def record(engine):
@@ -274,87 +269,6 @@ def test_lent_and_recomputed_fakes_give_the_same_gradients(monkeypatch):
     recomputed = toy_run.all_gradients(toy_run.build_engine(toys.values("reusing")))
     assert len(lent) > 8 and lent.keys() == recomputed.keys()
     assert all(torch.equal(lent[name], recomputed[name]) for name in lent)
-
-
-class DCGAN(toys.Reusing):
-    """The layers of the golden numbers under :class:`toys.Reusing`'s phases."""
-
-    z_dim = 16
-
-    def __init__(self, width=4):
-        GAN.__init__(self)
-        sizes = [(16, 8 * width, 1, 0), *((k * width, k * width // 2, 2, 1) for k in (8, 4, 2))]
-        layers = [m for i, o, stride, pad in sizes
-                  for m in (nn.ConvTranspose2d(i, o, 4, stride, pad, bias=False), nn.BatchNorm2d(o), nn.ReLU())]  # fmt: skip
-        up = nn.ConvTranspose2d(width, 3, 4, 2, 1, bias=False)
-        self.generator = nn.Sequential(nn.Unflatten(1, (16, 1, 1)), nn.Sequential(*layers, up, nn.Tanh()))
-        layers = [nn.Conv2d(3, width, 4, 2, 1, bias=False), nn.LeakyReLU(0.2)]
-        for k in (1, 2, 4):
-            layers += [nn.Conv2d(k * width, 2 * k * width, 4, 2, 1, bias=False), nn.BatchNorm2d(2 * k * width), nn.LeakyReLU(0.2)]
-        self.discriminator = nn.Sequential(*layers, nn.Conv2d(8 * width, 1, 4, 1, 0, bias=False), nn.Flatten(0))
-
-
-def test_golden_dcgan_iteration(monkeypatch):
-    """D(real), D(fake.detach()), step D, D(fake) with the new D, step G: losses, gradients, statistics, weights."""
-    tensors = load_file(Path(__file__).parent / "golden" / "dcgan_one_iteration.safetensors")
-    names = {"G": "generator.1", "D": "discriminator"}
-    gan = DCGAN()
-    nets = {"G": gan.generator[1], "D": gan.discriminator}
-    for part, net in nets.items():
-        net.load_state_dict({k.removeprefix(f"state.{part}.main."): t for k, t in tensors.items()
-                             if k.startswith(f"state.{part}.main.")})  # fmt: skip
-    monkeypatch.setattr(training.engine, "to_float", lambda images: images)
-    monkeypatch.setattr(Draws, "draw", lambda self, purpose, *_: tensors["in.z"].flatten(1))
-
-    class Source:
-        spec = Spec("golden", 64, 3, 0)
-
-        def __len__(self):
-            return 4
-
-        def batch(self, indices):
-            return tensors["in.real"], None
-
-    optim = {"name": "adam", "lr": 2e-4, "beta1": 0.5, "beta2": 0.999}
-    values = toys.values("lazy", batch_size=4, optim=optim, ema_half_life=0.0)
-    config, _ = build_config(values)
-    engine = training.engine.Engine(gan, Source(), config, Processes("cpu"))
-
-    gradients = {}
-    update = engine._update
-
-    def spy(phase):
-        for name, parameter in gan.named_parameters():
-            if parameter.grad is not None:
-                gradients[name] = parameter.grad.clone()
-        update(phase)
-
-    engine._update = spy
-    engine.step()
-
-    def near(found, expected, tolerance):
-        assert (found - expected).abs().max() <= tolerance * expected.abs().max()
-
-    means = engine.pop_means()
-    for ours, theirs in (("discriminator/loss_real", "D_real"), ("discriminator/loss_fake", "D_fake"), ("generator/loss", "G")):
-        assert means[ours] == pytest.approx(float(tensors[f"loss.{theirs}"]), rel=1e-5)
-    for name, expected in tensors.items():
-        kind, part, key = name.split(".", 2) if name.startswith("grad.") else (None, None, None)
-        if kind:
-            near(gradients[f"{names[part]}.{key.removeprefix('main.')}"], expected, 1e-4)
-    checked = 0
-    for part, net in nets.items():
-        for key, found in net.state_dict().items():
-            expected = tensors.get(f"out.state.{part}.main.{key}")
-            if expected is None:
-                continue
-            checked += 1
-            if "running" in key:
-                near(found, expected, 1e-5)
-            else:  # the first step of Adam is lr * sign(g): where g is about 0 the sign is chance
-                difference = (found - expected).abs()
-                assert difference.max() <= 2 * 2e-4 and (difference > 1e-5).float().mean() <= 1e-3
-    assert checked == 8
 
 
 # what the interface refuses --------------------------------------------------------------------------------------------------
