@@ -71,7 +71,7 @@ class PenaltyPoint:
 
 @dataclass(frozen=True)
 class Penalty:
-    """Base class, and no penalty at all. Subclasses are dataclasses whose fields are the options.
+    """Base class. Subclasses are dataclasses whose fields are the options.
 
     interval        every how many steps; k > 1 makes it a phase of its own (lazy regularisation, arXiv:1912.04958).
     weight_name     the field that is its weight, and the name under which it may be scheduled.
@@ -107,6 +107,11 @@ class Penalty:
             raise ValueError(f"interval={self.interval} must be at least 1")
         if self.weight_name is not None and getattr(self, self.weight_name) < 0:
             raise ValueError(f"{self.weight_name}={getattr(self, self.weight_name)} must not be negative")
+
+
+@dataclass(frozen=True)
+class NoPenalty(Penalty):
+    """None: D's loss is the adversarial one alone."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +202,7 @@ class DRAGAN(WGANGP):
 
 
 PENALTIES: dict[str, type[Penalty]] = {
-    "none": Penalty,
+    "none": NoPenalty,
     "r1": R1,
     "r2": R2,
     "r1_r2": R1R2,

@@ -163,7 +163,7 @@ def test_best_goes_the_right_way(higher):
     best = Best("x", higher)
     assert str(best) == "none yet"
     assert [best.update(v, n) for n, v in enumerate([3.0, 3.0, 2.0, 4.0, math.nan, 1.0, 5.0])] == (
-        [True, False, False, True, False, False, True] if higher else [True, False, True, False, False, True, False]
+        [True, True, False, True, False, False, True] if higher else [True, True, True, False, False, True, False]
     )
     assert best.value == (5.0 if higher else 1.0) and best.images_seen == (6 if higher else 5)
     again = Best("x", higher)

@@ -161,9 +161,9 @@ class Best:
         return cls(None) if evaluate is None else cls(evaluate.name, evaluate.higher_is_better)
 
     def update(self, value: float, images_seen: int) -> bool:
-        """Take ``value`` over if it is finite and better; whether it was."""
+        """Take ``value`` over if it is finite and not worse (of equals the later, which was trained longer); whether it was."""
         better = math.isfinite(value) and (
-            self.value is None or (value > self.value if self.higher else value < self.value)
+            self.value is None or (value >= self.value if self.higher else value <= self.value)
         )  # fmt: skip
         if better:
             self.value, self.images_seen = value, images_seen

@@ -57,12 +57,13 @@ def config_text(arguments: Arguments) -> str:
 def help_text(arguments: Arguments) -> str:
     """The help of train.py for the choices in ``arguments``."""
     config, _ = build_config(compose(arguments), arguments.explicit, arguments.chosen)
+    lazily = "; interval: every how many steps, k > 1 in a phase of its own, times k" if "interval" in config.penalty else ""
     documented = {
         "of a run": Config,
         f"gan ({config.gan.name})": gans.GANS[config.gan.name].Options,
         "dataset": DatasetOptions,
         f"loss ({config.loss['name']})": LOSSES[config.loss["name"]],
-        f"penalty ({config.penalty['name']})": PENALTIES[config.penalty["name"]],
+        f"penalty ({config.penalty['name']}){lazily}": PENALTIES[config.penalty["name"]],
         f"augment ({config.augment['name']})": AUGMENTS[config.augment["name"]],
         f"optim ({config.optim['name']}); optim.<generator|discriminator>.lr and so on for one set of parameters":
             OPTIMIZERS[config.optim["name"]],

@@ -129,8 +129,6 @@ def _measure(options: EvaluateScriptOptions, dataset: Mapping[str, Any], process
     labelled = bool(source.spec.classes) and conditional is not False and (compared is None or bool(compared.spec.classes))
     source = source.to(processes.device)
     pairs, extractors, missing = _plan(options, source, labelled, processes, say)
-    for name, reason in missing.items():
-        say(f"missing: {name}: {reason}")
 
     folder, group = Path(options.cache).expanduser(), group_of(processes)
     reference: dict[str, FeatureSet | None] = {}

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -282,6 +282,7 @@ class Trainer:
         form = form_of(self.spec)
         say(f"{self.config.gan.name} on {self.spec.name} ({len(self.source):,} {form.what}, {form.size(self.spec)}), "
             f"parameters: {sizes}; {self.processes.device}, {self.config.precision}")
+        say(f"loss {_in_words(self.config.loss)}, penalty {_in_words(self.config.penalty)}")
         say(f"run folder: {self.folder.path}" + (f", resumed at {engine.clock.kimg:g} kimg" if self.resumed else ""))
         for remark in engine.gan.remarks():
             say(remark)
@@ -330,6 +331,13 @@ class Trainer:
             warnings.filterwarnings("always", message=".*does not have a deterministic implementation.*")
             warnings.showwarning = note
             yield
+
+
+def _in_words(options: Mapping[str, Any]) -> str:
+    """``r1_r2 (gamma 1, interval 1)``"""
+    more = ", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in options.items() if
+                     name != "name")  # fmt: skip
+    return options["name"] + (f" ({more})" if more else "")
 
 
 def memory_gb(device: torch.device) -> float:
