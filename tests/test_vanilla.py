@@ -51,7 +51,7 @@ def test_minimax_saturates_where_d_is_sure_and_the_other_does_not(logit):
 
 def test_the_default_is_the_nonsaturating_loss_without_a_penalty():
     gan = build("vanilla")
-    assert type(gan.loss).__name__ == "NonSaturating" and type(gan.penalty).__name__ == "Penalty"
+    assert type(gan.loss).__name__ == "NonSaturating" and type(gan.penalty).__name__ == "NoPenalty"
 
 
 def test_perceptrons():
