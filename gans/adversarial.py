@@ -71,8 +71,8 @@ class AdversarialGAN(GAN):
     in both phases alike: G is to be judged by the question that D was trained on. The penalty is taken with respect to the
     images before augmentation and noise, in the same backward. A penalty with interval k > 1 becomes a phase of its own on D,
     every k steps, as often as D is updated in a step, and times k. A discriminator of patches answers with a map of logits
-    (n, h, w), which is averaged before the
-    loss, or judged patch by patch and then averaged (``patch_loss="each"``); penalties differentiate the average.
+    (n, h, w), which is averaged before the loss, or judged patch by patch and then averaged (``patch_loss="each"``); penalties
+    differentiate the average.
 
     Besides its terms, the discriminator phase reports the mean logits, ``sign_real`` (share of D(real) above the loss's boundary,
     0 for most), ``real_above_fake`` (share of pairs with D(real) > D(fake)), the unweighted penalties, and the receptive field
